@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,18 +37,20 @@ from shoal.cluster.protocol.messages import (
     Order,
     OrderReply,
     Request,
-    RequestBody,
     TakeSplit,
 )
+from shoal.cluster.protocol.records import RequestBody
 from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.journal import Journal
-from shoal.cluster.scheduler.members import Outgoing
 from shoal.cluster.scheduler.membership import Membership
+from shoal.cluster.scheduler.peers import Outgoing
 from shoal.cluster.scheduler.recovery import recover
+from shoal.cluster.scheduler.state import Settings, State
 
 SERVERS, WORKERS = 4, 16
 ROUNDS = 5
 BSP = JobConsistency("bsp", 0, False)
+SETTINGS = Settings(servers=SERVERS, workers=WORKERS, heartbeat=1e6)
 
 
 class Traffic:
@@ -55,11 +58,8 @@ class Traffic:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        new = Membership(
-            servers=SERVERS, workers=WORKERS, rng=random.Random(1), now=0.0, record=self.record, heartbeat=1e6
-        )
         self.inputs = 0
-        self.membership = recover(journal, new)
+        self.membership = recover(journal, State(SETTINGS, bytes(16)), partial(Membership, record=self.record))
         self.numbers: dict[bytes, int] = {}
         servers = [b"server %d" % rank for rank in range(SERVERS)]
         for rank, sender in enumerate(servers):
@@ -159,9 +159,7 @@ def replay(directory: Path, inputs: int) -> None:
     for _ in range(ROUNDS):
         with Journal(directory / "replay") as journal:
             start, cpu = time.perf_counter(), time.process_time()
-            again = recover(
-                journal, Membership(servers=SERVERS, workers=WORKERS, rng=random.Random(2), now=0.0, heartbeat=1e6)
-            )
+            again = recover(journal, State(SETTINGS, bytes(16)))
             seconds.append(time.perf_counter() - start)
             work.append(time.process_time() - cpu)
         check(again.save() == state, "the replayed state is the same")

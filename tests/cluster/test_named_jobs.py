@@ -222,7 +222,7 @@ def test_a_job_that_is_no_text_is_refused() -> None:
 def test_the_scheduler_refuses_what_a_client_did_not_check_and_more_jobs_than_it_keeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.cluster.scheduler.named_jobs._MAX_NAMES", 1)
+    monkeypatch.setattr("shoal.cluster.scheduler.jobs._MAX_NAMES", 1)
     with scheduler(1) as running, SchedulerClient(running.address, "worker") as client:
         for arguments, text in (
             ({"job": "a"}, "job 'a' needs its number of workers"),
@@ -366,7 +366,7 @@ def _kill(made: Cluster, store: ClusterStore) -> None:
 
     def is_gone() -> bool:
         if sender in known:
-            known[sender].last_heard = -1e9
+            known[sender].link.last_heard = -1e9
             made.scheduler._wake()
         return sender not in known
 
@@ -385,15 +385,15 @@ def test_a_scheduler_that_is_started_again_has_the_jobs_that_it_had(tmp_path: Pa
         joined = together([lambda k=k: clients[k].join(timeout=TIMEOUT, **joins[k]) for k in range(3)])
         assert joined[1].job == joined[2].job != joined[0].job
         asked = clients[1].ask(Barrier("b"))
-        until(lambda: one.membership._named.named["a"].job.barriers)
+        until(lambda: one.membership.state.jobs["a"].job.barriers)
         one._membership.stop = lambda now: []  # as if it were killed
     with server, contextlib.ExitStack() as open_clients:
         for client in clients:
             open_clients.enter_context(client)
         with scheduler(1, journal=tmp_path, bind="tcp://127.0.0.1:*") as anew:
             assert anew.membership.named_jobs == ["a"]
-            assert anew.membership._named.named["a"].job.number == joined[1].job
-            assert anew.membership._jobs.job.number == joined[0].job
+            assert anew.membership.state.jobs["a"].job.number == joined[1].job
+            assert anew.membership.state.jobs[""].job.number == joined[0].job
             second = clients[2].ask(Barrier("b"))
             for client, number in ((clients[1], asked), (clients[2], second)):
                 assert client.answer(number, BarrierReply, timeout=TIMEOUT, doing="a barrier") == BarrierReply()

@@ -54,7 +54,7 @@ def die(cluster):
 def test_a_scheduler_that_is_started_again_knows_its_peers_and_answers_what_they_asked_before(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     with scheduler(1, journal=tmp_path) as one:
-        assert one.membership.generation == 1
+        assert one.membership.state.generation == 1
         server = FakeServer(one.address)
         link = SchedulerClient(one.address, "worker")
         other = SchedulerClient(one.address, "worker")
@@ -66,7 +66,7 @@ def test_a_scheduler_that_is_started_again_knows_its_peers_and_answers_what_they
         joining.join(TIMEOUT)
         assert link.welcome.grace == 600.0
         asked = link.ask(Barrier("b"))
-        until(lambda: one.membership._jobs.job is not None and one.membership._jobs.job.barriers)
+        until(lambda: (job := one.membership.state.jobs[""].job) is not None and job.barriers)
         die(one)
     with server, link, other:
         second = other.ask(Barrier("b"))  # while there is none
@@ -77,13 +77,13 @@ def test_a_scheduler_that_is_started_again_knows_its_peers_and_answers_what_they
                 assert its.answer(number, BarrierReply, timeout=TIMEOUT, doing="a barrier") == BarrierReply()
             taken = other.answer(split, SplitReply, timeout=TIMEOUT, doing="taking a split")
             assert taken == SplitReply(0, None)
-            assert anew.membership._jobs.job.passes[0].splits._taken.keys() == {0}  # once
+            assert anew.membership.state.jobs[""].job.passes[0].splits.taken.keys() == {0}  # once
             assert set(anew.membership.workers) == {0, 1}
-            assert anew.membership.generation == 2
+            assert anew.membership.state.generation == 2
             until(lambda: "was started again from its journal (generation 2)" in caplog.text)
             assert anew.refused() == {}
             assert link.fault is None
-            assert joined.job == anew.membership._jobs.job.number
+            assert joined.job == anew.membership.state.jobs[""].job.number
     assert sum(isinstance(order.body, StartJob) for order in server.orders) == 1
 
 

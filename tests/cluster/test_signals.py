@@ -44,9 +44,9 @@ def test_a_scheduler_that_leaves_can_come_back_and_its_peers_wait(tmp_path, capl
     assert "the scheduler ends, and its cluster continues: start it again with its journal within 600 s" in caplog.text
     with server, client, scheduler(1, journal=tmp_path) as anew:
         assert anew.address == one.address
-        assert anew.membership.cluster == one.membership.cluster
+        assert anew.membership.state.cluster == one.membership.state.cluster
         assert client.status(timeout=TIMEOUT).generation == 2
-        assert anew.membership._jobs.job.number == joined.job
+        assert anew.membership.state.jobs[""].job.number == joined.job
         assert client.fault is None
         assert server.error is None
 
@@ -65,7 +65,7 @@ def test_a_scheduler_that_is_stopped_first_does_not_leave(tmp_path):
         one.leave()
         until(lambda: server.link.stopped)
     with scheduler(1, journal=tmp_path) as anew:
-        assert anew.membership.cluster != one.membership.cluster
+        assert anew.membership.state.cluster != one.membership.state.cluster
 
 
 def test_the_command_ends_a_cluster_and_its_journal_begins_another(tmp_path, capsys):
@@ -74,9 +74,9 @@ def test_the_command_ends_a_cluster_and_its_journal_begins_another(tmp_path, cap
         assert main(["cluster", one.address, "stop"]) == 0
         assert "the cluster ends" in capsys.readouterr().out
         until(lambda: server.link.stopped)
-        until(lambda: one.membership.ended)
+        until(lambda: one.membership.state.ended)
     with scheduler(1, journal=tmp_path) as anew:
-        assert anew.membership.cluster != one.membership.cluster
+        assert anew.membership.state.cluster != one.membership.state.cluster
 
 
 def test_a_broken_cluster_can_be_ended_too(capsys):
@@ -86,7 +86,7 @@ def test_a_broken_cluster_can_be_ended_too(capsys):
             server.link.leave(timeout=TIMEOUT)
         assert one.membership.broken
         assert main(["cluster", one.address, "stop"]) == 0
-        until(lambda: one.membership.ended)
+        until(lambda: one.membership.state.ended)
 
 
 @pytest.mark.parametrize("patience", [20.0, None])

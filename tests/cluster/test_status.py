@@ -200,7 +200,7 @@ def test_watch_clears_a_terminal_and_nothing_else(capsys, monkeypatch):
             told = capsys.readouterr()
             assert told.err == ""
             assert told.out.count("\x1b[2J") == clears
-            assert told.out.count(running.membership.cluster) == (0 if option == "--quiet" else 2)
+            assert told.out.count(running.membership.state.cluster) == (0 if option == "--quiet" else 2)
         assert main(["cluster", running.address, "stop", "--watch"]) == 2
         assert "--watch is for status: remove it from stop" in capsys.readouterr().err
 
@@ -214,10 +214,10 @@ def test_watch_goes_on_while_the_scheduler_is_away_and_ends_quietly():
             ended.callback(watch.wait, TIMEOUT)
             ended.callback(watch.kill)
             for _ in range(2):
-                assert json.loads(watch.stdout.readline())["cluster"] == one.membership.cluster
+                assert json.loads(watch.stdout.readline())["cluster"] == one.membership.state.cluster
         away = watch.stderr.readline()
         with scheduler(2, bind=held.address) as two:  # of another cluster
-            until(lambda: json.loads(watch.stdout.readline())["cluster"] == two.membership.cluster)
+            until(lambda: json.loads(watch.stdout.readline())["cluster"] == two.membership.state.cluster)
             watch.send_signal(signal.SIGINT)
             _, rest = watch.communicate(timeout=TIMEOUT)
     assert (watch.returncode, rest) == (130, "")

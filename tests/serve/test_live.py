@@ -83,7 +83,7 @@ def test_requests_fail_while_the_connection_is_lost_and_it_is_made_anew(rng):
             peer = next(one for one in known.values() if one.role == "reader")
             deadline = time.monotonic() + TIMEOUT
             while peer.sender in known:
-                peer.last_heard = -math.inf
+                peer.link.last_heard = -math.inf
                 made.scheduler._wake()
                 time.sleep(0.01)
             body = json.dumps({"instances": instances(batch)})

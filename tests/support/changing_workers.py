@@ -32,10 +32,9 @@ def first_pace(made: Cluster, joined: threading.Event, batch: int, others: int) 
         if batches < batch:
             return
         joined.set()
-        waiting = made.scheduler.membership._jobs._queue
+        line = made.scheduler.membership.state.jobs[""]
         deadline = time.monotonic() + TIMEOUT
-        while not arrived.is_set() and len(waiting) < others and time.monotonic() < deadline:
-            waiting = made.scheduler.membership._jobs._queue
+        while not arrived.is_set() and len(line.queue) < others and time.monotonic() < deadline:
             time.sleep(0.005)
         arrived.set()
         time.sleep(0.01)

@@ -58,12 +58,14 @@ def declare_dead(scheduler: Scheduler, role: str, rank: int) -> None:
     The living ones keep long heartbeats, which a busy machine does not delay for so long. Returns when it is done.
     """
     membership = scheduler.membership
-    members = membership._peers.servers if role == "server" else membership._jobs.job.members
-    peer = members.get(rank)
+    known = membership.state.peers
+    peer = membership._peers.servers.get(rank)
+    if role == "worker":
+        peer = known.get(membership.state.jobs[""].job.members.get(rank))
     deadline = time.monotonic() + TIMEOUT
-    while peer is not None and peer.sender in membership._peers.known:
+    while peer is not None and peer.sender in known:
         assert time.monotonic() < deadline, f"{role} {rank} is not silent"
-        peer.last_heard = -math.inf  # again, since a message that it had sent may have arrived
+        peer.link.last_heard = -math.inf  # again, since a message that it had sent may have arrived
         scheduler._wake()
         time.sleep(0.01)
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 import msgspec
 
 import shoal
+from memberships import new_membership
 from shoal.cluster.protocol.messages import (
     AddTable,
     Admit,
@@ -162,7 +163,9 @@ class World:
         self.rng = random.Random(seed)
         self.workers_wanted, self.loss, self.refusals = workers, loss, refusals
         self.now, self.clock = 0.0, 0
-        self.membership = Membership(servers=servers, workers=workers, slots=16, rng=self.rng, now=0.0, heartbeat=1.0)
+        self.membership = new_membership(
+            servers=servers, workers=workers, slots=16, rng=self.rng, now=0.0, heartbeat=1.0
+        )
         self.flying: list[tuple[float, object, Process, bytes | None]] = []  # the route of those to the scheduler
         self.processes: list[Process] = []
         self.told: dict[tuple[bytes, int], object] = {}

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import structs
 
 from membership_world import FORM, Process, World, renamed
+from memberships import copied_state, restored
 from shoal.cluster.protocol.messages import (
     CreateTable,
     GetMetrics,
     Request,
     TakeSplit,
 )
-from shoal.cluster.scheduler.inputs import (
-    Input,
-    MembershipState,
-)
+from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.jobs import Jobs
-from shoal.cluster.scheduler.members import Job, Peer
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.servers import Servers
+from shoal.cluster.scheduler.state import Job, JobLine, Peer
 from shoal.cluster.scheduler.tables import Tables
 
 
@@ -30,6 +27,8 @@ def shown(value: object) -> object:
         return value.sender
     if isinstance(value, Job):
         return value.number
+    if isinstance(value, JobLine):
+        return value.name
     if isinstance(value, Jobs | Orders | Servers | Tables):
         return None
     if isinstance(value, (list, tuple)):
@@ -39,20 +38,26 @@ def shown(value: object) -> object:
 
 def described(membership: Membership) -> list[object]:
     """All of the state, also in the middle of operations."""
-    running = [one for one in (membership._orders._operation, *membership._orders._operations) if one is not None]
-    state = structs.replace(membership._state(), now=0.0)
+    orders, jobs = membership._orders, membership._jobs
+    running = [one for one in (orders._operation, *orders._operations) if one is not None]
+    state = membership.state
     frames = [
         (one.gi_code.co_name, one.gi_frame.f_lineno, {name: shown(it) for name, it in one.gi_frame.f_locals.items()})
         for one in running
         if one.gi_frame is not None
     ]
     wanted = {name: [(worker.sender, number) for worker, number in them] for name, them in kept_tables(membership)}
-    admitting = membership._jobs._admitting and membership._jobs._admitting.sender
-    results = sorted(membership._orders._results.items()) if running else []
-    changes = [
-        (server.confirmed_epoch, sorted(server.serves), server.pending) for server in membership._peers.servers.values()
+    results = sorted(orders._results.items()) if running else []
+    in_order = [list(state.peers), [(list(line.queue), list(line.forming.workers)) for line in state.jobs.values()]]
+    return [
+        copied_state(membership),
+        in_order,
+        frames,
+        wanted,
+        sorted(jobs._admitting),
+        results,
+        sorted(jobs._has_place),
     ]
-    return [msgspec.msgpack.encode(state), changes, frames, wanted, admitting, results, membership._jobs._vacant]
 
 
 def kept_tables(membership: Membership) -> list[tuple[str, list[tuple[Peer, int]]]]:
@@ -65,13 +70,6 @@ def copied(entry: Input) -> Input:
 
 def saved(membership: Membership) -> bytes:
     return msgspec.msgpack.encode(membership.save())
-
-
-def restored(state: bytes, entries: list[Input], **of: object) -> Membership:
-    membership = Membership.restore(msgspec.msgpack.decode(state, type=MembershipState), **of)
-    for entry in entries:
-        membership.replay(copied(entry))
-    return membership
 
 
 class RecordedWorld(World):
@@ -102,7 +100,7 @@ class RecordedWorld(World):
         self.restarts += 1
         del self.entries[self.kept :], self.states[self.kept :]
         number, state = self.rng.choice(self.starts[-3:])
-        self.membership = restored(state, self.entries[number:], record=self.record)
+        self.membership = restored(state, map(msgspec.msgpack.encode, self.entries[number:]), record=self.record)
         self.now += missed
         self.flying = [flying for flying in self.flying if not flying[3]]
         self.membership.restarted(self.now)

@@ -6,6 +6,7 @@ import itertools
 import random
 
 from membership_world import Process, World
+from memberships import new_membership
 from shoal.cluster.protocol.messages import (
     ArcStamp,
     Assign,
@@ -23,7 +24,7 @@ from shoal.cluster.protocol.messages import (
     StreamsClosed,
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.scheduler.membership import COPY_RATE, Membership
+from shoal.cluster.scheduler.state import COPY_RATE
 
 
 class Arc:
@@ -265,7 +266,7 @@ class ReplicaWorld(World):
         self.rng = random.Random(seed)
         super().__init__(seed, servers=servers, workers=workers, loss=loss)
         self.replicas = replicas
-        self.membership = Membership(
+        self.membership = new_membership(
             servers=servers,
             workers=workers,
             slots=16,

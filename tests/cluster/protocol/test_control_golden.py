@@ -55,7 +55,7 @@ def bodies() -> dict[str, Any]:
             ).spec,
         ]
     forms = [TableRecord.of(spec) for spec in specs]
-    of = kinds(messages.RequestBody, messages.ReplyBody, messages.OrderBody, messages.Event)
+    of = kinds(messages.AnyRequest, messages.AnyReply, messages.AnyOrder, messages.AnyEvent)
     slots = cut_evenly(3, 64, [("tcp://10.0.0.1:5571", 0), ("tcp://[::1]:5572", 1)])
     tables = tuple(of["table"](k, form) for k, form in enumerate(forms))
     return {
@@ -133,8 +133,8 @@ def control_frames() -> dict[str, list[str]]:
     """The frames of each message in its envelope, in hex."""
     envelope = kinds(messages.Message)
     made = bodies()
-    asked = kinds(messages.RequestBody)
-    replies, orders = kinds(messages.ReplyBody), kinds(messages.OrderBody)
+    asked = kinds(messages.AnyRequest)
+    replies, orders = kinds(messages.AnyReply), kinds(messages.AnyOrder)
     whole = {}
     for tag, body in made.items():
         if tag in asked:
@@ -172,7 +172,7 @@ def test_every_message_has_the_bytes_that_it_had():
 
 
 def test_every_kind_of_message_is_there():
-    tags = set(kinds(messages.Message, messages.RequestBody, messages.ReplyBody, messages.OrderBody, messages.Event))
+    tags = set(kinds(messages.Message, messages.AnyRequest, messages.AnyReply, messages.AnyOrder, messages.AnyEvent))
     golden = json.loads(MESSAGES.read_text())["control"]
     assert set(golden) >= tags - {"ask", "reply", "order", "news"}
 

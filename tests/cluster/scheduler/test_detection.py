@@ -25,9 +25,9 @@ from shoal.cluster.protocol.messages import Heartbeat
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler import peers as peers_module
 from shoal.cluster.scheduler.connections import ConnectionMonitor
-from shoal.cluster.scheduler.members import LivenessProbe
+from shoal.cluster.scheduler.failure_detector import FailureDetector
 from shoal.cluster.scheduler.membership import Membership
-from shoal.cluster.scheduler.peers import Peers
+from shoal.cluster.scheduler.peers import LivenessProbe, Peers
 from shoal.consistency import ASP
 from shoal.errors import ServerLostError
 
@@ -125,7 +125,7 @@ def check_cuts(seed: int) -> None:
     world.go(3.0)
     assert not world.membership.broken, "a server that lives is declared dead"
     assert len(world.membership.workers) == 2, "a worker that lives is declared dead"
-    assert not world.membership.has_disconnected
+    assert not world.membership._detector.has_disconnected
 
 
 def check_deaths(seed: int) -> None:
@@ -166,18 +166,17 @@ def counts_own_stop(monkeypatch):
 
 
 def forgets_reconnections(monkeypatch):
-    monkeypatch.setattr(Peers, "_mark_connected", lambda self, peer: None)
+    monkeypatch.setattr(Peers, "_mark_connected", lambda self, link: None)
 
 
 def is_hasty(monkeypatch):
-    monkeypatch.setattr(peers_module, "_RECONNECT_SECONDS", 0.4)
-    init = Peers.__init__
+    init = FailureDetector.__init__
 
-    def hasty(self, *settings):
-        init(self, *settings)
+    def hasty(self, *parts):
+        init(self, *parts)
         self._reconnect_seconds = 0.4
 
-    monkeypatch.setattr(Peers, "__init__", hasty)
+    monkeypatch.setattr(FailureDetector, "__init__", hasty)
 
 
 @pytest.mark.parametrize("plant", [unconfirmed, counts_own_stop, forgets_reconnections, is_hasty])
@@ -199,11 +198,11 @@ def test_a_late_message_of_an_earlier_connection_is_no_connection():
     world.go(1.0)
     world.membership.handle(old, "10.0.0.9", Heartbeat(worker.sender, 0), world.now)
     world.membership.disconnected(old, world.now)
-    assert not world.membership.has_disconnected
+    assert not world.membership._detector.has_disconnected
     world.cut(worker, 0.1)
     world.go(0.05)
     world.membership.handle(old, "10.0.0.9", Heartbeat(worker.sender, 0), world.now)
-    assert world.membership.has_disconnected
+    assert world.membership._detector.has_disconnected
 
 
 def test_a_stopped_worker_whose_silent_connection_libzmq_ends_has_all_its_heartbeats_and_a_server_too():
@@ -435,8 +434,8 @@ def test_connections_to_the_scheduler_that_are_cut_again_and_again_are_no_deaths
 
 
 def routes(membership):
-    return {peer.route for peer in list(membership._peers.known.values())}
+    return {peer.link.route for peer in list(membership._peers.known.values())}
 
 
 def have_reconnected(membership, before):
-    return not membership.has_disconnected and before.isdisjoint(routes(membership))
+    return not membership._detector.has_disconnected and before.isdisjoint(routes(membership))

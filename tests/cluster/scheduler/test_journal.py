@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from memberships import new_state
 from paths import GOLDEN
 from recorded_world import RecordedWorld, described, play
 from shoal.cluster.scheduler import journal as journal_module
@@ -28,11 +30,11 @@ from shoal.cluster.scheduler.recovery import recover
 from shoal.errors import CorruptionError, StorageError
 
 MESSAGES = GOLDEN / "journal-v1.json"
-STATE = Membership(servers=2, rng=random.Random(7), now=0.0).save()
+STATE = new_state(random.Random(7), servers=2)
 
 
 def entry(k: int) -> Input:
-    return Bound(float(k), "x" * (k % 50))
+    return Input(float(k), Bound("x" * (k % 50)))
 
 
 def write(directory: Path, commits: list[int]) -> list[Input]:
@@ -279,7 +281,7 @@ def stopped_after(monkeypatch, steps, what):
 
 
 def test_a_process_that_ends_at_any_step_of_a_snapshot_loses_nothing(tmp_path, monkeypatch):
-    later = structs.replace(STATE, status=7)
+    later = structs.replace(STATE, generation=7)
     seen = set()
     done, steps = False, 0
     while not done:
@@ -293,7 +295,7 @@ def test_a_process_that_ends_at_any_step_of_a_snapshot_loses_nothing(tmp_path, m
         assert found in ((STATE, made), (later, []))
         assert not done or found == (later, [])
         assert [len(list(directory.glob(f"{kind}-*"))) for kind in ("snapshot", "log")] == [1, 1]
-        seen.add(found[0].status)
+        seen.add(found[0].generation)
         steps += 1
     assert seen == {0, 7}
     assert steps > 10
@@ -366,14 +368,14 @@ def test_a_run_is_recovered_from_files_with_snapshots(tmp_path, monkeypatch, see
         def __init__(self, *arguments, **of):
             self.journal = Journal(tmp_path)
             super().__init__(*arguments, **of)
-            recover(self.journal, self.membership)
+            recover(self.journal, self.membership.state)
 
         def recover(self, *, missed=0.0):
             before = None if self.kept < len(self.entries) else described(self.membership)
             self.journal.close()
             del self.entries[self.kept :], self.states[self.kept :]
             self.journal = Journal(tmp_path)
-            self.membership = recover(self.journal, Membership(servers=2, workers=2, slots=16, heartbeat=1.0, **RNG))
+            self.membership = recover(self.journal, new_state(RNG, servers=2, workers=2, slots=16, heartbeat=1.0))
             self.membership._record = self.record
             assert before in (None, described(self.membership))
             self.now += missed
@@ -386,15 +388,15 @@ def test_a_run_is_recovered_from_files_with_snapshots(tmp_path, monkeypatch, see
     world.loss = 0.0
     world.go(8.0)
     assert world.snapshots > 0
-    assert world.membership.generation > 0
+    assert world.membership.state.generation > 0
     world.journal.close()
 
 
-RNG = {"rng": random.Random(3), "now": 0.0}
+RNG = random.Random(3)
 
 
 def test_other_settings_than_those_of_the_journal_are_refused_and_an_ended_cluster_begins_anew(tmp_path):
-    new = Membership(servers=2, rng=random.Random(1), now=0.0)
+    new = new_state(random.Random(1), servers=2)
     with Journal(tmp_path) as journal:
         first = recover(journal, new)
         first._record = journal.append
@@ -402,14 +404,15 @@ def test_other_settings_than_those_of_the_journal_are_refused_and_an_ended_clust
         first.bound("tcp://127.0.0.1:7", 1.0)
         journal.commit()
     with Journal(tmp_path) as journal, pytest.raises(ValueError, match=r"has servers=2, and .* with servers=3"):
-        recover(journal, Membership(servers=3, rng=random.Random(2), now=0.0))
+        recover(journal, new_state(random.Random(2), servers=3))
     with Journal(tmp_path) as journal:
-        again = recover(journal, Membership(servers=2, rng=random.Random(2), now=0.0))
+        cluster = recover(journal, new_state(random.Random(2), servers=2), partial(Membership, record=journal.append))
+        again = cluster.state
         assert (again.cluster, again.generation, again.address) == (new.cluster, 1, "tcp://127.0.0.1:7")
-        again.stop(2.0)
+        cluster.stop(2.0)
         journal.commit()
     with Journal(tmp_path) as journal:
-        anew = recover(journal, Membership(servers=3, rng=random.Random(3), now=0.0))
+        anew = recover(journal, new_state(random.Random(3), servers=3)).state
         assert (anew.cluster != new.cluster, anew.generation, anew.address) == (True, 0, "")
 
 
@@ -418,7 +421,7 @@ def golden() -> dict[str, str]:
     with_peers = RecordedWorld(4, servers=1, workers=1, loss=0.0)
     with_peers.start_worker()
     with_peers.go(2.0)
-    entries = [*with_peers.entries, Died(1.5, b"s", "it is silent", 0.5), MembersSilent(2.5, True)]
+    entries = [*with_peers.entries, Input(1.5, Died(b"s", "it is silent", 0.5)), Input(2.5, MembersSilent(True))]
     return {
         "snapshot": encode_frame(1, msgspec.msgpack.encode(with_peers.membership.save())).hex(),
         "log": encode_frame(1, msgspec.msgpack.encode(entries)).hex(),
@@ -434,9 +437,8 @@ def test_a_journal_of_the_first_version_is_read(tmp_path):
         state, entries = journal.load()
     assert encode_frame(1, msgspec.msgpack.encode(state)) == kept["snapshot"]
     assert encode_frame(1, msgspec.msgpack.encode(entries)) == kept["log"]
-    membership = Membership.restore(state)
+    membership = Membership(state)
     assert membership.workers == {0: 1}
-    assert Membership.restore(membership.save()).save() == state
 
 
 if __name__ == "__main__":

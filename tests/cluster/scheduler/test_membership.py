@@ -21,6 +21,7 @@ from membership_world import (
     renamed,
     together,
 )
+from memberships import new_membership
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
     AddTable,
@@ -57,7 +58,6 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.scheduler import membership as membership_module
 from shoal.cluster.scheduler import tables as tables_module
-from shoal.cluster.scheduler.membership import Membership
 from shoal.table.spec import MAX_TABLES
 
 
@@ -273,7 +273,7 @@ def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who
             world.now,
         )
         del worker.asked[worker.number]
-        kept.append(len(world.membership._jobs.job.passes))
+        kept.append(len(world.membership.state.jobs[""].job.passes))
         return out[-1][1].body
 
     for number in range(300):
@@ -357,7 +357,7 @@ def test_workers_that_ask_for_a_rank_get_it_whenever_they_come_and_the_others_sh
         rng.shuffle(wanted)
         if trial == 0:
             wanted.sort(key=lambda rank: rank is not None)  # all that hold no rank come first
-        places = joined(Membership(servers=1, workers=1, slots=16, rng=rng, now=0.0), wanted, size)
+        places = joined(new_membership(servers=1, workers=1, slots=16, rng=rng, now=0.0), wanted, size)
         got = [place.rank for place in places]
         assert sorted(got) == list(range(size))
         assert all(rank in (None, place) for rank, place in zip(wanted, got, strict=True))
@@ -366,7 +366,7 @@ def test_workers_that_ask_for_a_rank_get_it_whenever_they_come_and_the_others_sh
 
 
 def test_the_greatest_job_assembles_and_one_of_more_workers_is_refused_at_once():
-    membership = Membership(servers=1, workers=1, slots=16, rng=random.Random(0), now=0.0)
+    membership = new_membership(servers=1, workers=1, slots=16, rng=random.Random(0), now=0.0)
     size = MAX_WORKERS
     places = joined(membership, [size - 1, None], size)
     assert places == [None, None]
@@ -395,8 +395,8 @@ def test_events_are_kept_until_all_peers_have_seen_them_and_no_longer():
         assert two.place.incarnation == incarnation + 1
         assert two.gone == []
         world.go(1.0)
-        assert world.membership._peers._events == []
-    assert world.membership._peers._events_dropped == 3
+        assert world.membership.state.events == []
+    assert world.membership.state.events_dropped == 3
 
 
 def test_a_peer_with_too_many_requests_that_wait_and_a_scheduler_with_too_many_peers_take_no_more(monkeypatch):
@@ -450,7 +450,7 @@ def test_a_table_that_no_client_describes_so_is_refused_before_any_server_hears_
 
 def test_tables_whose_descriptions_would_not_fit_into_one_message_are_refused():
     world, (worker,) = together()
-    world.membership._tables._tables_bytes = tables_module._MAX_TABLES_BYTES - 10
+    world.membership._tables._bytes = tables_module._MAX_TABLES_BYTES - 10
     number = worker.ask(CreateTable(FORM))
     world.go(1.0)
     assert "the descriptions of 0 tables take" in worker.replies[number].text
@@ -458,8 +458,8 @@ def test_tables_whose_descriptions_would_not_fit_into_one_message_are_refused():
 
 def test_a_cluster_has_a_bounded_number_of_tables():
     world, (worker,) = together()
-    tables = world.membership._tables
-    tables._tables = {f"t{number}": None for number in range(MAX_TABLES - 1)}
+    tables = world.membership.state
+    tables.tables = {f"t{number}": None for number in range(MAX_TABLES - 1)}
     names = ["last", "another", "last"]
     numbers = [worker.ask(CreateTable(msgspec.structs.replace(FORM, name=name))) for name in names]
     world.go(1.0)
@@ -546,7 +546,7 @@ def test_a_server_that_does_not_fit_is_refused_with_the_reason(join, text):
 
 
 def test_a_server_that_comes_while_the_others_are_probed_is_refused():
-    membership = Membership(servers=1, workers=1, slots=16, rng=random.Random(0), now=0.0)
+    membership = new_membership(servers=1, workers=1, slots=16, rng=random.Random(0), now=0.0)
     for sender in (b"one", b"two"):
         membership.handle(sender, "h", Request(sender, 1, Hello("server", "s")), 0.0)
         join = Request(sender, 2, Join(None, (f"tcp://h:{len(sender) + sender[0]}",)))
@@ -635,7 +635,7 @@ def test_a_server_that_fails_at_an_order_is_lost_with_its_reason():
 )
 def test_a_cluster_that_cannot_be_is_refused(settings_):
     with pytest.raises(ValueError, match="got"):
-        Membership(**settings_, rng=random.Random(0), now=0.0)
+        new_membership(**settings_, rng=random.Random(0), now=0.0)
 
 
 def test_an_order_is_sent_again_soon_then_more_rarely_and_at_once_over_a_new_connection():

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from membership_world import World
+from memberships import new_state
 from recorded_world import (
     RecordedWorld,
     check_replays,
@@ -27,15 +28,14 @@ from shoal.cluster.protocol.messages import (
     Leave,
     MalformedMessageError,
     Order,
+    OrderReply,
     Request,
     TakeSplit,
 )
 from shoal.cluster.scheduler.inputs import (
-    Asked,
     Died,
     EventsSeen,
     MembersSilent,
-    Obeyed,
     Probed,
     Restarted,
 )
@@ -56,7 +56,7 @@ def test_a_scheduler_that_is_started_again_at_any_moment_keeps_all_that_it_has_s
     world = RecordedWorld(seed, servers=servers, workers=workers, loss=loss, refusals=0.3)
     play(world, world.rng.randrange(3, 15), restarts=True)
     check_replays(world)
-    assert world.membership.generation == world.restarts
+    assert world.membership.state.generation == world.restarts
     # Quiet: all leave, and a whole job starts anew.
     world.loss = 0.0
     world.go(8.0)
@@ -83,8 +83,8 @@ def test_the_schedules_contain_every_kind_of_input():
     for seed in range(30):
         world = RecordedWorld(seed, servers=2, workers=2, loss=0.1, refusals=0.3)
         play(world, 12, restarts=True)
-        kinds |= {type(entry) for entry in world.entries}
-    assert kinds >= {Asked, Obeyed, Probed, Died, MembersSilent, EventsSeen, Restarted}
+        kinds |= {type(entry.body) for entry in world.entries}
+    assert kinds >= {Request, OrderReply, Probed, Died, MembersSilent, EventsSeen, Restarted}
 
 
 def fails(schedule, seeds: int = 40) -> None:
@@ -130,13 +130,13 @@ def test_planted_a_reply_that_is_sent_before_its_input_is_stored_is_found():
     fails(schedule, seeds=300)  # 1 of 20 shows it
 
 
-@pytest.mark.parametrize("kind", [Asked, Obeyed, Probed, Died, MembersSilent])
+@pytest.mark.parametrize("kind", [Request, OrderReply, Probed, Died, MembersSilent])
 def test_planted_an_input_that_is_not_recorded_is_found(kind):
     def lose(world):
         record = world.record
 
         def forgetful(entry):
-            if not isinstance(entry, kind) or world.rng.random() < 0.5:
+            if not isinstance(entry.body, kind) or world.rng.random() < 0.5:
                 record(entry)
 
         world.record = forgetful
@@ -151,7 +151,7 @@ def test_planted_an_order_number_that_is_used_twice_is_found(monkeypatch):
     def back(membership, entry):
         replay(membership, entry)
         for server in membership._peers.servers.values():
-            if isinstance(entry, Obeyed) and server.order is not None:
+            if isinstance(entry.body, OrderReply) and server.order is not None:
                 server.orders -= 1
                 server.order = Order(server.orders, server.order.body)
 
@@ -199,7 +199,6 @@ def test_time_that_passes_while_the_scheduler_is_down_is_not_silence():
 
 
 def test_numbers_are_drawn_from_the_seed_and_differ_between_clusters():
-    of = {"servers": 1, "now": 0.0}
-    one, same, other = (Membership(**of, rng=random.Random(seed)) for seed in (1, 1, 2))
+    one, same, other = (new_state(random.Random(seed), servers=1) for seed in (1, 1, 2))
     assert one.cluster == same.cluster != other.cluster
-    assert Membership.restore(one.save())._numbers.draw(64) == same._numbers.draw(64) != one._numbers.draw(32)
+    assert one.draw(64) == same.draw(64) != one.draw(32)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membership_world import FORM, World, renamed
+from memberships import new_membership
 from recorded_world import RecordedWorld, check_replays
 from replicas_world import (
     ReplicaWorld,
@@ -36,7 +37,6 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.scheduler import replicas
 from shoal.cluster.scheduler.assignments import Assignments
-from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.planner import Layout, owned
 
 
@@ -348,44 +348,44 @@ def test_a_drained_server_gives_all_away_and_leaves():
 
 
 def test_a_drain_whose_reply_was_lost_is_answered_the_same_when_it_is_repeated():
-    world = started_recorded(6)
-    reply = command(world, Drain(1), 0)
+    world, repeated = started_recorded(6), 1 << 40  # the number of a request
+    reply = command(world, Drain(1), repeated)
     assert isinstance(reply, AcceptedReply)
     world.settle()
     world.quiet()
     assert not world.servers()[1].alive
-    assert command(world, Drain(1), 0) == reply
+    assert command(world, Drain(1), repeated) == reply
     done = command(world, Drain(1))  # of another tool
     assert done == AcceptedReply("server 1 was drained: other servers have all of its slots")
     world.recover()
-    assert command(world, Drain(1), 0) == reply
+    assert command(world, Drain(1), repeated) == reply
     assert command(world, Drain(1)) == done
     world.join_server()
     world.settle()
     world.quiet()
     assert 1 in world.membership._peers.servers  # another server has the rank
-    assert command(world, Drain(1), 0) == reply
-    assert world.membership._replicas.draining == set()
+    assert command(world, Drain(1), repeated) == reply
+    assert world.membership.state.draining == set()
     check_replays(world)
     assert isinstance(command(world, Drain(1)), AcceptedReply)
-    assert world.membership._replicas.draining == {1}
+    assert world.membership.state.draining == {1}
 
 
 def test_replies_to_tools_are_kept_for_the_last_requests():
     world = started(6, servers=3)
     for _ in range(300):
         command(world, Rebalance())
-    assert len(world.membership._replicas.commands) == 256
+    assert len(world.membership.state.commands) == 256
 
 
 def test_a_map_that_returns_arcs_is_published_after_their_server_has_confirmed_it():
     """The server may have retired them by the map before, which it has not confirmed."""
     world = started(4, servers=3)
-    assignments = world.membership._assignments
+    state = world.membership.state
     giver = world.servers()[0]
-    rank, arcs = giver.place.rank, assignments.newest.arcs
-    before = owned(assignments.newest)[rank]
-    (backup,) = {stream.backup for stream in assignments.newest.streams if before & set(stream.arcs)}
+    rank, arcs = giver.place.rank, state.newest.arcs
+    before = owned(state.newest)[rank]
+    (backup,) = {stream.backup for stream in state.newest.streams if before & set(stream.arcs)}
     weights = {giver.own()[0]: 9, backup: 1}
     confirm, giver.confirm = giver.confirm, lambda message: None
     command(world, Rebalance(tuple(weights.get(arc.primary, 5) for arc in arcs)))
@@ -393,13 +393,13 @@ def test_a_map_that_returns_arcs_is_published_after_their_server_has_confirmed_i
     assert before - owned(giver.map)[rank]
     declare_dead(world, world.server_of(backup))
     world.go(5.0)
-    assert giver.map == assignments.newest
-    assert before == owned(assignments.newest)[rank]
-    assert assignments.published is not assignments.newest
+    assert giver.map == state.newest
+    assert before == owned(state.newest)[rank]
+    assert state.published is not state.newest
     giver.confirm = confirm
     world.settle()
     world.quiet()
-    assert assignments.published is assignments.newest
+    assert state.published is state.newest
     world.check_committed()
     world.check_copies()
 
@@ -417,7 +417,7 @@ def test_a_server_that_does_not_carry_out_its_assignment_is_dead_in_the_end():
 
 def test_replicas_that_the_servers_do_not_reach_for_are_refused():
     with pytest.raises(ValueError, match=r"replicas must be a number from 0 to 1, .* got 2: start more servers"):
-        Membership(servers=2, replicas=2, rng=random.Random(1), now=0.0)
+        new_membership(servers=2, replicas=2, rng=random.Random(1), now=0.0)
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------
@@ -474,8 +474,8 @@ def all_at_once(monkeypatch):
 
     def hasty(self):
         for server in self._late():
-            if server.offered_epoch < self.newest.epoch:
-                server.offered_epoch = self.newest.epoch
+            if server.offered_epoch < self._state.newest.epoch:
+                server.offered_epoch = self._state.newest.epoch
                 self.send(server)
         carry_out(self)
 

@@ -7,8 +7,7 @@ import pytest
 import shoal
 from shoal import _core
 from shoal.cluster.protocol import messages as m
-from shoal.cluster.protocol.messages import TableRecord
-from shoal.cluster.scheduler.inputs import Obeyed
+from shoal.cluster.protocol.messages import OrderReply, TableRecord
 from shoal.errors import FencedError, MemoryBudgetExceededError, ServerLostError
 from sim.network import ROUGH
 from sim.schedules import counting, violations
@@ -104,14 +103,14 @@ def test_a_scheduler_that_dies_and_replays_its_inputs_changes_nothing_for_anybod
         cluster.run()
         assert violations(cluster) == [], f"seed {seed}"
         assert any(client.finished for client in cluster.clients), f"seed {seed}"
-        generations += cluster.membership.generation
+        generations += cluster.membership.state.generation
     assert generations >= SEEDS
 
 
 def test_planted_an_order_result_that_is_not_recorded_is_found():
     class Forgetful(Whole):
         def record(self, entry):
-            if not isinstance(entry, Obeyed):
+            if not isinstance(entry.body, OrderReply):
                 super().record(entry)
 
     for seed in range(10):

@@ -171,7 +171,7 @@ def test_a_lost_server_and_a_reader_that_was_declared_dead_are_errors_at_once():
             deadline = time.monotonic() + TIMEOUT
             while peer.sender in known:
                 assert time.monotonic() < deadline
-                peer.last_heard = -math.inf
+                peer.link.last_heard = -math.inf
                 made.scheduler._wake()
                 time.sleep(0.01)
             while silent._scheduler.fault is None:  # its next heartbeat is refused

@@ -3,8 +3,7 @@
 The checkers of history.py judge what workers have seen; this file looks into the servers and the scheduler.
 """
 
-import msgspec
-
+from memberships import copied_state
 from shoal.cluster.protocol.messages import AcceptedReply
 
 COMPARE_SECONDS = 0.2
@@ -120,8 +119,7 @@ class Monitor:
             self.report("the scheduler that was started again has another state")
 
     def _state(self):
-        state = self.world.membership._state()
-        return msgspec.msgpack.encode(msgspec.structs.replace(state, now=0.0))
+        return copied_state(self.world.membership)
 
     # --- copies ---
 
@@ -169,8 +167,8 @@ class Monitor:
             return "the scheduler's journal is not written"
         if not membership.at_rest:
             return "the scheduler is not at rest"
-        if membership._replicas.draining:
-            return f"the servers {sorted(membership._replicas.draining)} are not empty"
+        if membership.state.draining:
+            return f"the servers {sorted(membership.state.draining)} are not empty"
         if membership._replicas.plan_at is not None:
             return "a plan is due"
         if any(tool.reply is None for tool in world.tools):
@@ -220,7 +218,7 @@ class Monitor:
         self.compare()
         if self.compared - before != sum(copies):
             self.report(f"{self.compared - before} copies were compared, not {sum(copies)}")
-        tables = sorted([*world.tables, *(table.id for table in world.membership._tables.all)])
+        tables = sorted([*world.tables, *(table.id for table in world.membership.state.tables.values())])
         for endpoint in map.owners:
             there = world.services[endpoint.address].tables()
             if there != tables:

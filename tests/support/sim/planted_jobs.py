@@ -51,7 +51,7 @@ class StartsOneJob(_WithService):
 
 
 class _WithJobs(TwoJobs):
-    """Changes the named jobs of each membership, also of those that are restored."""
+    """Changes the jobs of each membership, also of those that are restored."""
 
     @property
     def membership(self):
@@ -60,16 +60,7 @@ class _WithJobs(TwoJobs):
     @membership.setter
     def membership(self, membership):
         self._membership = membership
-        make = membership._named._make
-
-        def made(name):
-            jobs = make(name)
-            self.change(jobs)
-            return jobs
-
-        membership._named._make = made
-        for jobs in membership._named.named.values():
-            self.change(jobs)
+        self.change(membership._jobs)
 
     def change(self, jobs):
         raise NotImplementedError  # each bug has its own
@@ -86,9 +77,9 @@ class EndsWithTheFirst(_WithJobs):
     """A named job is ended when its first worker has left."""
 
     def change(self, jobs):
-        def dismiss(self, job, rank, incarnation):
-            yield from Jobs._dismiss(self, job, rank, incarnation)
-            if self.job is job:
+        def dismiss(self, line, job, rank, incarnation):
+            yield from Jobs._dismiss(self, line, job, rank, incarnation)
+            if line.job is job and job.name:
                 yield m.EndJob(job.number)
 
         jobs._dismiss = types.MethodType(dismiss, jobs)

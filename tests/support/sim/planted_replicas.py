@@ -94,14 +94,15 @@ class AssignsAllAtOnce(_WithScheduler):
 
     def change(self, membership):
         def carry_out(self):
+            state = self._state
             for server in list(self._late()):
-                if server.offered_epoch < self.newest.epoch:
-                    server.offered_epoch = self.newest.epoch
+                if server.offered_epoch < state.newest.epoch:
+                    server.offered_epoch = state.newest.epoch
                     self.send(server)
-            if self.published is not self.newest:
-                was_published, self.published = self.published is not None, self.newest
+            if state.published is not state.newest:
+                was_published, state.published = state.published is not None, state.newest
                 if was_published:
-                    self._peers.publish(m.MapChanged(self.newest))
+                    self._peers.publish(m.MapChanged(state.newest))
 
         assignments = membership._assignments
         assignments.carry_out = types.MethodType(carry_out, assignments)
@@ -176,7 +177,7 @@ class ForgetsInputs(Replicated):
     """The journal lacks which events all peers have seen."""
 
     def record(self, entry):
-        if not isinstance(entry, EventsSeen):
+        if not isinstance(entry.body, EventsSeen):
             super().record(entry)
 
 

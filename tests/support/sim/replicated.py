@@ -10,10 +10,10 @@ import random
 
 import msgspec
 
+from memberships import new_membership, restored
 from shoal import _core
 from shoal.cluster.protocol import messages as m
-from shoal.cluster.scheduler.inputs import Died, Input, MembershipState
-from shoal.cluster.scheduler.membership import Membership
+from shoal.cluster.scheduler.inputs import Died
 from shoal.cluster.server.assignment import ServerControl
 from sim.invariants import Monitor, map_copies
 from sim.pings import Pings
@@ -286,7 +286,7 @@ class Replicated(Whole):
         self.is_forgetful = False  # the scheduler is down, and has not stored all of what made its newest map
         self.stalled_until = 0.0  # the scheduler does nothing
         self.monitor = Monitor(self)
-        self.membership = Membership(
+        self.membership = new_membership(
             servers=endpoints, workers=self.workers, slots=self.slots, heartbeat=HEARTBEAT, replicas=self.replicas,
             copy_rate=self.copy_rate, rng=random.Random(self.random.random()), now=0.0, record=self.record,
         )  # fmt: skip
@@ -338,8 +338,8 @@ class Replicated(Whole):
 
     def record(self, entry):
         self.uncommitted.append(msgspec.msgpack.encode(entry))
-        if isinstance(entry, Died):
-            process = self.processes[entry.sender]
+        if isinstance(entry.body, Died):
+            process = self.processes[entry.body.sender]
             if isinstance(process, WorkerProcess) and process.client is not None:
                 process.world.history.died(process.client)
 
@@ -390,10 +390,7 @@ class Replicated(Whole):
             super().kill_scheduler(seconds)
 
     def start_scheduler(self):
-        state = msgspec.msgpack.decode(self.saved, type=MembershipState)
-        self.membership = Membership.restore(state, record=self.record)
-        for entry in self.inputs:
-            self.membership.replay(msgspec.msgpack.decode(entry, type=Input))
+        self.membership = restored(self.saved, self.inputs, record=self.record)
         self.monitor.scheduler_restarted()
         self.is_down = self.is_forgetful = False
         if self.pings is not None:
@@ -424,7 +421,7 @@ class Replicated(Whole):
 
     def newest_map(self):
         """Return the scheduler's newest map, also while servers carry it out."""
-        return self.membership._assignments.newest
+        return self.membership.state.newest
 
     def members(self):
         """Return the servers in the newest map, in its order."""

@@ -8,10 +8,9 @@ import random
 
 import msgspec
 
+from memberships import new_membership, restored
 from shoal.cluster.protocol import messages as m
-from shoal.cluster.scheduler.inputs import Input, MembershipState
-from shoal.cluster.scheduler.membership import Membership
-from shoal.cluster.scheduler.peers import DEAD_AFTER
+from shoal.cluster.scheduler.state import DEAD_AFTER
 from shoal.cluster.server.assignment import obey
 from shoal.errors import FencedError
 from sim.cluster import Client, Cluster
@@ -208,7 +207,7 @@ class Whole(Cluster):
         self.processes = {}
         self.over = False
         servers = max(1, endpoints // 2)
-        self.membership = Membership(
+        self.membership = new_membership(
             servers=servers, workers=self.workers, slots=self.slots, heartbeat=HEARTBEAT,
             rng=random.Random(self.random.random()), now=0.0, record=self.record,
         )  # fmt: skip
@@ -232,10 +231,7 @@ class Whole(Cluster):
             self.network.after(seconds, self.start_scheduler)
 
     def start_scheduler(self):
-        state = msgspec.msgpack.decode(self.saved, type=MembershipState)
-        self.membership = Membership.restore(state, record=self.record)
-        for entry in self.inputs:
-            self.membership.replay(msgspec.msgpack.decode(entry, type=Input))
+        self.membership = restored(self.saved, self.inputs, record=self.record)
         self.is_down = False
         self.route(self.membership.restarted(self.network.now))
 

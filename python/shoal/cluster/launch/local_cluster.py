@@ -25,8 +25,7 @@ from shoal.cluster.launch.supervisor import Supervisor, slot_memory
 from shoal.cluster.launch.workers import start_worker, worker_environment
 from shoal.cluster.protocol.environment import find_keys
 from shoal.cluster.protocol.messages import GRACE_SECONDS
-from shoal.cluster.scheduler.inputs import Settings
-from shoal.cluster.scheduler.membership import COPY_RATE
+from shoal.cluster.scheduler.state import COPY_RATE, Settings
 from shoal.cluster.server.code import AllowedCode
 from shoal.config import ClusterConfig, SchedulerConfig, ServerConfig
 from shoal.consistency import BSP, Consistency

@@ -56,8 +56,8 @@ _START = json_decoder(Start)
 def make_scheduler(config: SchedulerConfig) -> Scheduler:
     """Create a scheduler."""
     from shoal.cluster.protocol.curve import Keys
-    from shoal.cluster.scheduler.membership import COPY_RATE
     from shoal.cluster.scheduler.scheduler import Scheduler
+    from shoal.cluster.scheduler.state import COPY_RATE
 
     return Scheduler(
         config.bind,
@@ -99,7 +99,7 @@ def run(
         if isinstance(config, SchedulerConfig):
             scheduler = ended.enter_context(make_scheduler(config))
             scheduler.on_death = tell
-            identify(cluster=scheduler.membership.cluster)
+            identify(cluster=scheduler.membership.state.cluster)
             say(f"scheduler at {scheduler.address}, for {counted(config.servers, 'server')}")
             joined = structs.replace(joined, address=scheduler.address)
             if health is not None:

@@ -289,11 +289,11 @@ def run_member(
             members = made.membership
 
             def goes_on() -> bool:
-                works = members.launchers.done < workers or bool(members.named_jobs)
-                return works and not members.launchers.failed and in_time()
+                works = members.state.launchers.done < workers or bool(members.named_jobs)
+                return works and not members.state.launchers.failed and in_time()
 
             made.run(goes_on)
-        return members.launchers.status, members.launchers.failed
+        return members.state.launchers.status, members.state.launchers.failed
     if process.rank <= servers:
         server = structs.replace(server, scheduler=address, rank=process.rank - 1)
         with Server(server) as made_server, _until_interrupted(grace) as in_time:

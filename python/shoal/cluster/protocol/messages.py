@@ -38,13 +38,15 @@ import contextlib
 import re
 import struct
 import zlib
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
+from shoal.base.decoders import msgpack_decoder
+from shoal.cluster.protocol.records import Command, Event, OrderBody, Record, ReplyBody, RequestBody, union_of
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.protocol.status import GetStatus, StatusReply
+from shoal.cluster.protocol.status import GetStatus, StatusReply  # noqa: F401 - kinds of messages
 from shoal.errors import ProtocolError
 from shoal.table.spec import TableRecord
 
@@ -71,11 +73,7 @@ _FigureName: TypeAlias = Annotated[str, Meta(max_length=1088)]  # a key and the 
 _Text: TypeAlias = Annotated[str, Meta(max_length=1 << 20)]
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    pass
-
-
-class JobConsistency(_Message, frozen=True):
+class JobConsistency(Record, frozen=True):
     """A job's consistency: ``mode``, ``waits`` and ``mean`` of :class:`shoal.consistency.Consistency`."""
 
     mode: Annotated[str, Meta(pattern="^(bsp|ssp|asp)$")]
@@ -95,18 +93,19 @@ class JobConsistency(_Message, frozen=True):
 # --- requests and replies ----------------------------------------------------------------------------------------
 
 
-class Hello(_Message, frozen=True, tag="hello"):
+class Hello(RequestBody, frozen=True, tag="hello"):
     """The first request of every peer. ``about`` names the process in messages.
 
     ``role`` is "server", "worker", "reader" (of tables, and part of no job) or "launcher": the process that starts a
     worker's program and waits for its end.
     """
 
+    doing: ClassVar[str] = "connecting to the scheduler"
     role: Annotated[str, Meta(max_length=16)]
     about: _Name
 
 
-class HelloReply(_Message, frozen=True, tag="welcome"):
+class HelloReply(ReplyBody, frozen=True, tag="welcome"):
     """What a peer needs before it can join. ``host`` is the address that its connection comes from.
 
     ``grace`` is how long it continues while the scheduler is silent, ``replicas`` the number of copies of each slot.
@@ -122,7 +121,7 @@ class HelloReply(_Message, frozen=True, tag="welcome"):
     replicas: _Small = 0
 
 
-class Join(_Message, frozen=True, tag="join"):
+class Join(RequestBody, frozen=True, tag="join"):
     """A peer is ready. The reply follows when the others have joined; until then it is PendingReply.
 
     A server passes the addresses of its endpoints (tcp://host:port; an empty host or 0.0.0.0 stands for the host of its
@@ -131,6 +130,7 @@ class Join(_Message, frozen=True, tag="join"):
     worker's job.
     """
 
+    doing: ClassVar[str] = "joining the cluster"
     rank: _Small | None = None
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=1 << 14)] = ()
     workers: _Small | None = None
@@ -141,7 +141,7 @@ class Join(_Message, frozen=True, tag="join"):
     job: _JobName = ""
 
 
-class LostWorker(_Message, frozen=True):
+class LostWorker(Record, frozen=True):
     """A worker that died before it had handed over its state: its pushes before ``clock`` count.
 
     From there on up to ``repeats`` clocks may be in part its own.
@@ -152,7 +152,7 @@ class LostWorker(_Message, frozen=True):
     repeats: _Word = 0
 
 
-class JoinReply(_Message, frozen=True, tag="joined"):
+class JoinReply(ReplyBody, frozen=True, tag="joined"):
     """A peer has joined. ``incarnation``, ``job`` and ``clock`` are for workers: their initial values.
 
     ``replacement_seconds`` is how long the job waits for a replacement of a worker that died. A worker that is one has
@@ -171,52 +171,58 @@ class JoinReply(_Message, frozen=True, tag="joined"):
     replacement_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     replaces: bool = False
     repeats: _Word = 0
-    passed: dict[_Name, _Word] = {}
+    passed: dict[_Name, _Word] = field(default_factory=dict)
     continues: _Word = 0
     handed_over: _Small = 0
     lost: tuple[LostWorker, ...] = ()
 
 
-class GetMap(_Message, frozen=True, tag="ask-map"):
+class GetMap(RequestBody, frozen=True, tag="ask-map"):
     """Request for the slot map."""
 
+    doing: ClassVar[str] = "asking for the map of slots"
 
-class GetMapReply(_Message, frozen=True, tag="map"):
+
+class GetMapReply(ReplyBody, frozen=True, tag="map"):
     """The map."""
 
     map: ClusterMap
 
 
-class CreateTable(_Message, frozen=True, tag="ask-table"):
+class CreateTable(RequestBody, frozen=True, tag="ask-table"):
     """Create a table of this description, unless one of its name exists."""
 
+    doing: ClassVar[str] = "making table {0.form.name!r}"
     form: TableRecord
 
 
-class TableReply(_Message, frozen=True, tag="table"):
+class TableReply(ReplyBody, frozen=True, tag="table"):
     """A table that all servers have. Its description may differ from the requested one: the first one counts."""
 
     id: _Word
     form: TableRecord
 
 
-class ListTables(_Message, frozen=True, tag="ask-tables"):
+class ListTables(RequestBody, frozen=True, tag="ask-tables"):
     """Request for all tables."""
 
+    doing: ClassVar[str] = "asking for the tables"
 
-class ListTablesReply(_Message, frozen=True, tag="tables"):
+
+class ListTablesReply(ReplyBody, frozen=True, tag="tables"):
     """All tables."""
 
     tables: tuple[TableReply, ...]
 
 
-class Barrier(_Message, frozen=True, tag="barrier"):
+class Barrier(RequestBody, frozen=True, tag="barrier"):
     """A worker has reached a barrier."""
 
+    doing: ClassVar[str] = "waiting for all workers at the {0.name}"
     name: _Name
 
 
-class BarrierReply(_Message, frozen=True, tag="passed"):
+class BarrierReply(ReplyBody, frozen=True, tag="passed"):
     """All workers of the job that are alive have reached the barrier.
 
     In a job whose number of workers may change it was passed without those that are ``lost``: all receive the same.
@@ -225,12 +231,13 @@ class BarrierReply(_Message, frozen=True, tag="passed"):
     lost: tuple[_Small, ...] = ()
 
 
-class TakeSplit(_Message, frozen=True, tag="take-part"):
+class TakeSplit(RequestBody, frozen=True, tag="take-part"):
     """Request for a split of the data, in the worker's ``pass_number``-th pass; ``finished`` is the last split or -1.
 
     All workers cut the data in the same way: ``count`` splits, of files with this ``digest``. ``clock`` is its own.
     """
 
+    doing: ClassVar[str] = "requesting a split of the data"
     pass_number: _Small
     count: _Count
     digest: _Name
@@ -239,18 +246,20 @@ class TakeSplit(_Message, frozen=True, tag="take-part"):
     clock: _Word
 
 
-class SplitReply(_Message, frozen=True, tag="part"):
+class SplitReply(ReplyBody, frozen=True, tag="part"):
     """The split to train on, None if none is free now; or the clock at which the pass ends for all workers."""
 
     split: _Small | None
     end: _Count | None
 
 
-class GetMetrics(_Message, frozen=True, tag="ask-figures"):
+class GetMetrics(RequestBody, frozen=True, tag="ask-figures"):
     """Request for the metrics of servers and scheduler."""
 
+    doing: ClassVar[str] = "asking the servers for their metrics"
 
-class EndpointMetrics(_Message, frozen=True):
+
+class EndpointMetrics(Record, frozen=True):
     """The metrics of an endpoint."""
 
     server: _Small
@@ -258,40 +267,42 @@ class EndpointMetrics(_Message, frozen=True):
     figures: dict[str, Any]
 
 
-class MetricsReply(_Message, frozen=True, tag="figures"):
+class MetricsReply(ReplyBody, frozen=True, tag="figures"):
     """The metrics of all endpoints, in the order of their slots, and of the scheduler."""
 
     endpoints: tuple[EndpointMetrics, ...]
-    scheduler: dict[str, _Count] = {}
+    scheduler: dict[str, _Count] = field(default_factory=dict)
 
 
-class HandOver(_Message, frozen=True, tag="hand-over"):
+class HandOver(RequestBody, frozen=True, tag="hand-over"):
     """A worker has put its state on the servers for the job that continues this one; ``returns``: it joins that too.
 
     Without ``begun`` it had not begun: the next job begins as this one did.
     """
 
+    doing: ClassVar[str] = "handing over the state of this worker"
     returns: bool
     begun: bool = True
 
 
-class Leave(_Message, frozen=True, tag="leave"):
+class Leave(RequestBody, frozen=True, tag="leave"):
     """A peer leaves. ``status`` is the exit status of a launcher's program; of a worker 1 if it ends its work early."""
 
+    doing: ClassVar[str] = "leaving the cluster"
     status: _Status = 0
 
 
-class LeaveReply(_Message, frozen=True, tag="left"):
+class LeaveReply(ReplyBody, frozen=True, tag="left"):
     """The peer is removed: no other waits for it."""
 
 
-class PendingReply(_Message, frozen=True, tag="waiting"):
+class PendingReply(ReplyBody, frozen=True, tag="waiting"):
     """The reply follows later; ``text`` describes what it waits for."""
 
     text: str
 
 
-class ReportStream(_Message, frozen=True, tag="report-stream"):
+class ReportStream(RequestBody, frozen=True, tag="report-stream"):
     """The server of a stream's primary reports the state of the stream.
 
     ``state`` is "arrived": the backup has a copy of this arc in sync; "diverged": the backup's copies differ and are of
@@ -299,35 +310,40 @@ class ReportStream(_Message, frozen=True, tag="report-stream"):
     is -1 unless it has arrived; ``text`` gives the reason of any other state.
     """
 
+    doing: ClassVar[str] = "reporting a stream"
     stream: Annotated[int, Meta(ge=1, lt=1 << 53)]
     arc: Annotated[int, Meta(ge=-1, lt=1 << 14)]
     state: Annotated[str, Meta(pattern="^(arrived|diverged|stalled|load)$")]
     text: _Text = ""
 
 
-class Drain(_Message, frozen=True, tag="drain"):
+class Drain(Command, frozen=True, tag="drain"):
     """Request to move all arcs and copies away from a server, and to end it then."""
 
+    doing: ClassVar[str] = "asking the scheduler to drain server {0.server}"
     server: _Small
 
 
-class Rebalance(_Message, frozen=True, tag="rebalance"):
+class Rebalance(Command, frozen=True, tag="rebalance"):
     """Request to move arcs until the endpoints have equal sums of ``weights``, one for each arc; none: equally many."""
 
+    doing: ClassVar[str] = "asking the scheduler to even out the slots"
     weights: Annotated[tuple[_Count, ...], Meta(max_length=1 << 16)] = ()
 
 
-class StopCluster(_Message, frozen=True, tag="stop-cluster"):
+class StopCluster(Command, frozen=True, tag="stop-cluster"):
     """Request to end the cluster: the servers and the scheduler end."""
 
+    doing: ClassVar[str] = "asking the scheduler to end the cluster"
 
-class AcceptedReply(_Message, frozen=True, tag="accepted"):
+
+class AcceptedReply(ReplyBody, frozen=True, tag="accepted"):
     """The request has been accepted; ``text`` describes what follows."""
 
     text: str = ""
 
 
-class ErrorReply(_Message, frozen=True, tag="refused"):
+class ErrorReply(ReplyBody, frozen=True, tag="refused"):
     """The request is refused. ``kind``: "input", "memory", "protocol", "not-connected", "server-lost" or "fenced"."""
 
     kind: Annotated[str, Meta(max_length=16)]
@@ -337,7 +353,7 @@ class ErrorReply(_Message, frozen=True, tag="refused"):
 # --- orders of the scheduler to servers ---------------------------------------------------------------------------
 
 
-class StartJob(_Message, frozen=True, tag="start-job"):
+class StartJob(OrderBody, frozen=True, tag="start-job"):
     """Begin a job: clocks at 0, the workers' ranks 0..n-1 admitted with these incarnations.
 
     ``before`` is the number of clocks of the last job: the tables' own clocks continue from there. A job that is
@@ -351,13 +367,13 @@ class StartJob(_Message, frozen=True, tag="start-job"):
     named: bool = False
 
 
-class EndJob(_Message, frozen=True, tag="end-job"):
+class EndJob(OrderBody, frozen=True, tag="end-job"):
     """End a named job, which has no workers any more: its number is refused from now on."""
 
     job: Annotated[int, Meta(ge=1, lt=1 << 32)]
 
 
-class Hold(_Message, frozen=True, tag="hold"):
+class Hold(OrderBody, frozen=True, tag="hold"):
     """Advance no clock past the greatest that any worker of the job has reached here, and report that clock.
 
     ``job`` is the number of a named job, and 0 for the default job, also in the orders that follow.
@@ -366,7 +382,7 @@ class Hold(_Message, frozen=True, tag="hold"):
     job: _Word = 0
 
 
-class Admit(_Message, frozen=True, tag="admit"):
+class Admit(OrderBody, frozen=True, tag="admit"):
     """Admit a worker at a clock; this ends a hold of the clock."""
 
     rank: _Small
@@ -375,7 +391,7 @@ class Admit(_Message, frozen=True, tag="admit"):
     job: _Word = 0
 
 
-class Fence(_Message, frozen=True, tag="fence"):
+class Fence(OrderBody, frozen=True, tag="fence"):
     """Accept nothing more from a worker. Report the clock that it has reached, and the tables of its last tick."""
 
     rank: _Small
@@ -383,7 +399,7 @@ class Fence(_Message, frozen=True, tag="fence"):
     job: _Word = 0
 
 
-class Dismiss(_Message, frozen=True, tag="dismiss"):
+class Dismiss(OrderBody, frozen=True, tag="dismiss"):
     """Wait no longer for a fenced worker. Report the greatest clock that any worker of its job has reached.
 
     ``clock`` is the greatest that it reached at any endpoint, ``tables`` are those of the tick that took it there: an
@@ -397,27 +413,27 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
     job: _Word = 0
 
 
-class AddTable(_Message, frozen=True, tag="add-table"):
+class AddTable(OrderBody, frozen=True, tag="add-table"):
     """Make an empty table. A server that has no room for it refuses, and is unchanged."""
 
     id: _Word
     form: TableRecord
 
 
-class DropTable(_Message, frozen=True, tag="drop-table"):
+class DropTable(OrderBody, frozen=True, tag="drop-table"):
     """Remove a table that another server has refused."""
 
     id: _Word
 
 
-class ReportMetrics(_Message, frozen=True, tag="tell-figures"):
+class ReportMetrics(OrderBody, frozen=True, tag="tell-figures"):
     """Report the metrics of the endpoints."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------
 
 
-class ServerGone(_Message, frozen=True, tag="server-gone"):
+class ServerGone(Event, frozen=True, tag="server-gone"):
     """A server is lost, and its rows with it. ``text`` names it and the reason, ``why`` has the reason alone."""
 
     rank: _Small
@@ -425,7 +441,7 @@ class ServerGone(_Message, frozen=True, tag="server-gone"):
     why: _Text
 
 
-class WorkerGone(_Message, frozen=True, tag="worker-gone"):
+class WorkerGone(Event, frozen=True, tag="worker-gone"):
     """A worker was declared dead. ``text`` names it and the reason; ``job`` is the number of its job."""
 
     rank: _Small
@@ -434,62 +450,39 @@ class WorkerGone(_Message, frozen=True, tag="worker-gone"):
     job: _Word = 0
 
 
-class WorkersChange(_Message, frozen=True, tag="workers-change"):
+class WorkersChange(Event, frozen=True, tag="workers-change"):
     """The number of workers of a job is to change: they hand over their states and leave it."""
 
     job: _Word
 
 
-class MapChanged(_Message, frozen=True, tag="map-changed"):
+class MapChanged(Event, frozen=True, tag="map-changed"):
     """The map has changed: endpoints of it serve what it says."""
 
     map: ClusterMap
 
 
-class SchedulerStopped(_Message, frozen=True, tag="scheduler-stopped"):
+class SchedulerStopped(Event, frozen=True, tag="scheduler-stopped"):
     """The scheduler was stopped: the cluster ends."""
 
 
-RequestBody: TypeAlias = (
-    Hello
-    | Join
-    | GetMap
-    | CreateTable
-    | ListTables
-    | Barrier
-    | TakeSplit
-    | GetMetrics
-    | GetStatus
-    | HandOver
-    | Leave
-    | ReportStream
-    | Drain
-    | Rebalance
-    | StopCluster
-)
-ReplyBody: TypeAlias = (
-    HelloReply
-    | JoinReply
-    | GetMapReply
-    | TableReply
-    | ListTablesReply
-    | BarrierReply
-    | SplitReply
-    | MetricsReply
-    | StatusReply
-    | LeaveReply
-    | AcceptedReply
-    | PendingReply
-    | ErrorReply
-)
-OrderBody: TypeAlias = StartJob | EndJob | Hold | Admit | Fence | Dismiss | AddTable | DropTable | ReportMetrics
-Event: TypeAlias = ServerGone | WorkerGone | WorkersChange | MapChanged | SchedulerStopped
+# Fields of envelopes are of these unions; a type checker takes their base.
+if TYPE_CHECKING:
+    AnyRequest = RequestBody
+    AnyReply = ReplyBody
+    AnyOrder = OrderBody
+    AnyEvent = Event
+else:
+    AnyRequest = union_of(RequestBody)
+    AnyReply = union_of(ReplyBody)
+    AnyOrder = union_of(OrderBody)
+    AnyEvent = union_of(Event)
 
 
 # --- envelopes ----------------------------------------------------------------------------------------------------
 
 
-class Request(_Message, frozen=True, tag="ask"):
+class Request(Record, frozen=True, tag="ask"):
     """A request. Numbers of a sender start at 1 and rise.
 
     ``latest`` is the greatest number that the sender has used, ``open`` are those whose replies it still waits for: the
@@ -498,28 +491,28 @@ class Request(_Message, frozen=True, tag="ask"):
 
     sender: _Sender
     number: _Number
-    body: RequestBody
+    body: AnyRequest
     latest: _Count = 0
     open: Annotated[tuple[_Number, ...], Meta(max_length=MAX_OPEN_REQUESTS)] = ()
 
 
-class Reply(_Message, frozen=True, tag="reply"):
+class Reply(Record, frozen=True, tag="reply"):
     """The answer to a request."""
 
     number: _Count
-    body: ReplyBody
+    body: AnyReply
     generation: _Word = 0
 
 
-class Order(_Message, frozen=True, tag="order"):
+class Order(Record, frozen=True, tag="order"):
     """An order. Numbers start at 1 and rise by 1."""
 
     number: _Number
-    body: OrderBody
+    body: AnyOrder
     generation: _Word = 0
 
 
-class OrderReply(_Message, frozen=True, tag="done"):
+class OrderReply(Record, frozen=True, tag="done"):
     """The result of an order, or a fault, a text, after which the server cannot be used.
 
     ``figures`` are those of each endpoint, ``tables`` those that the last tick of a fenced worker named, ``least`` is
@@ -536,7 +529,7 @@ class OrderReply(_Message, frozen=True, tag="done"):
     least: _Word | None = None
 
 
-class Assign(_Message, frozen=True, tag="assign"):
+class Assign(Record, frozen=True, tag="assign"):
     """The newest map: what a server's endpoints have to serve, send and receive from now on.
 
     ``pending`` is an order that a dead server may not have executed: the server executes it on the copies that become
@@ -549,7 +542,7 @@ class Assign(_Message, frozen=True, tag="assign"):
     generation: _Word = 0
 
 
-class Assigned(_Message, frozen=True, tag="assigned"):
+class Assigned(Record, frozen=True, tag="assigned"):
     """A server has carried out the map of this epoch; changes of arcs that it has given up are on all copies.
 
     ``outcome`` is that of the pending order; ``fault`` a text, after which the server cannot be used.
@@ -561,14 +554,14 @@ class Assigned(_Message, frozen=True, tag="assigned"):
     fault: _Text = ""
 
 
-class CloseStreams(_Message, frozen=True, tag="close"):
+class CloseStreams(Record, frozen=True, tag="close"):
     """The primaries of these streams have died: a server takes no more of their records, and reports how far it is."""
 
     streams: Annotated[tuple[_Stream, ...], Meta(max_length=1 << 14)]
     generation: _Word = 0
 
 
-class ArcStamp(_Message, frozen=True):
+class ArcStamp(Record, frozen=True):
     """The stamp of the last record that the copy of an arc at an endpoint has executed."""
 
     endpoint: _Count
@@ -576,7 +569,7 @@ class ArcStamp(_Message, frozen=True):
     stamp: _Count
 
 
-class StreamsClosed(_Message, frozen=True, tag="closed"):
+class StreamsClosed(Record, frozen=True, tag="closed"):
     """A server has closed these streams. ``stamps`` are those of all its copies, apart from incomplete ones."""
 
     sender: _Sender
@@ -584,7 +577,7 @@ class StreamsClosed(_Message, frozen=True, tag="closed"):
     stamps: Annotated[tuple[ArcStamp, ...], Meta(max_length=1 << 18)] = ()
 
 
-class StreamProgress(_Message, frozen=True):
+class StreamProgress(Record, frozen=True):
     """How far a stream's backup is behind, and how much of the arriving arc is copied."""
 
     stream: _Stream
@@ -594,7 +587,7 @@ class StreamProgress(_Message, frozen=True):
     total_bytes: _Count = 0
 
 
-class ArcLoad(_Message, frozen=True):
+class ArcLoad(Record, frozen=True):
     """The load of an arc that a server serves: rows, their bytes, and how much they were used recently.
 
     ``load`` is the number of rows that were read or changed, of which each heartbeat forgets a twentieth.
@@ -606,16 +599,16 @@ class ArcLoad(_Message, frozen=True):
     load: _Count
 
 
-class Figures(_Message, frozen=True):
+class Figures(Record, frozen=True):
     """Figures that a server or a worker reports for displays: numbers, and histograms by lower bounds of buckets."""
 
-    numbers: Annotated[dict[_FigureName, float], Meta(max_length=1 << 14)] = {}
+    numbers: Annotated[dict[_FigureName, float], Meta(max_length=1 << 14)] = field(default_factory=dict)
     histograms: Annotated[
         dict[_Name, Annotated[dict[_Count, _Count], Meta(max_length=1 << 10)]], Meta(max_length=1 << 8)
-    ] = {}
+    ] = field(default_factory=dict)
 
 
-class Heartbeat(_Message, frozen=True, tag="heartbeat"):
+class Heartbeat(Record, frozen=True, tag="heartbeat"):
     """The sender is alive and has received this many events.
 
     ``clock`` is that of a worker; ``streams`` and ``arcs`` are a server's; both report ``figures``.
@@ -629,11 +622,11 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     figures: Figures | None = None
 
 
-class Events(_Message, frozen=True, tag="news"):
+class Events(Record, frozen=True, tag="news"):
     """Events, the first of which is number ``first`` (from 0)."""
 
     first: _Count
-    events: tuple[Event, ...]
+    events: tuple[AnyEvent, ...]
     generation: _Word = 0
 
 
@@ -643,7 +636,9 @@ Message: TypeAlias = (
 
 _CHECKSUM = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_decoder: msgspec.msgpack.Decoder[Message] = msgpack_decoder(Message)
+_body_decoder: msgspec.msgpack.Decoder[RequestBody] = msgpack_decoder(AnyRequest)
+_figures_decoder: msgspec.msgpack.Decoder[Figures | None] = msgpack_decoder(Figures | None)
 
 
 class MalformedMessageError(ProtocolError):
@@ -690,15 +685,9 @@ def checked(body: RequestBody) -> RequestBody:
         raise ValueError(f"the scheduler does not take this: {_named(msgspec.msgpack.decode(sent), error)}") from None
 
 
-_body_decoder: msgspec.msgpack.Decoder[RequestBody] = msgspec.msgpack.Decoder(RequestBody)
-
-
 def checked_figures(figures: Figures | None) -> Figures | None:
     """Return figures as they arrive."""
     return _figures_decoder.decode(_encoder.encode(figures))
-
-
-_figures_decoder: msgspec.msgpack.Decoder[Figures | None] = msgspec.msgpack.Decoder(Figures | None)
 
 
 def decode(frames: list[bytes]) -> Message:
@@ -742,9 +731,9 @@ def _answer(raw: Any, text: str) -> list[bytes]:
     return refusal(text)
 
 
-_KINDS: dict[Any, type[_Message]] = {
+_KINDS: dict[Any, type[Record]] = {
     kind.__struct_config__.tag: kind
-    for union in (Message, RequestBody, ReplyBody, OrderBody, Event)
+    for union in (Message, AnyRequest, AnyReply, AnyOrder, AnyEvent)
     for kind in get_args(union)
 }
 _STEP = re.compile(r"\[(\d+)\]")

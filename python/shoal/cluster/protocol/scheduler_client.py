@@ -54,7 +54,6 @@ from shoal.cluster.protocol.messages import (
     CloseStreams,
     Drain,
     ErrorReply,
-    Event,
     Events,
     Figures,
     GetMap,
@@ -76,9 +75,7 @@ from shoal.cluster.protocol.messages import (
     PendingReply,
     Rebalance,
     Reply,
-    ReplyBody,
     Request,
-    RequestBody,
     SchedulerStopped,
     ServerGone,
     StopCluster,
@@ -89,6 +86,7 @@ from shoal.cluster.protocol.messages import (
     decode,
     encode,
 )
+from shoal.cluster.protocol.records import Event, ReplyBody, RequestBody
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.reports import process_name
 from shoal.cluster.protocol.slot_map import ClusterMap

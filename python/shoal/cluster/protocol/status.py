@@ -6,30 +6,30 @@ are immutable.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from shoal.cluster.protocol.records import Record, ReplyBody, RequestBody
+
 Outcome = Literal["", "unfinished", "moving", "finished"]  # of the last job whose number of workers may change
 
 
-class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    pass
-
-
-class GetStatus(_Record, frozen=True, tag="ask-status"):
+class GetStatus(RequestBody, frozen=True, tag="ask-status"):
     """Request for the status of the cluster."""
 
+    doing: ClassVar[str] = "asking for the status of the cluster"
 
-class EndpointStatus(_Record, frozen=True):
+
+class EndpointStatus(Record, frozen=True):
     """An endpoint of a server, and its slots: ranges from a first slot up to, and without, an end."""
 
     address: str
     slots: tuple[tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]], ...]
 
 
-class ServerStatus(_Record, frozen=True):
+class ServerStatus(Record, frozen=True):
     """A server. It has endpoints when all servers have joined. ``node`` is the name of its machine."""
 
     rank: Annotated[int, Meta(ge=0)]
@@ -41,7 +41,7 @@ class ServerStatus(_Record, frozen=True):
     node: str = ""
 
 
-class WorkerStatus(_Record, frozen=True):
+class WorkerStatus(Record, frozen=True):
     """A worker of the job, or one that waits for a place and has no rank. ``clock`` is that of its last heartbeat."""
 
     rank: int | None
@@ -54,7 +54,7 @@ class WorkerStatus(_Record, frozen=True):
     job: str = ""  # the name of its job; empty: the default job
 
 
-class LauncherStatus(_Record, frozen=True):
+class LauncherStatus(Record, frozen=True):
     """A process that starts a worker's program."""
 
     about: str
@@ -63,7 +63,7 @@ class LauncherStatus(_Record, frozen=True):
     heard_seconds: float
 
 
-class AwaitedStatus(_Record, frozen=True):
+class AwaitedStatus(Record, frozen=True):
     """A worker that has died, whose replacement the job awaits for so long. ``why`` is how its death was found."""
 
     rank: Annotated[int, Meta(ge=0)]
@@ -71,7 +71,7 @@ class AwaitedStatus(_Record, frozen=True):
     seconds: float
 
 
-class JobStatus(_Record, frozen=True):
+class JobStatus(Record, frozen=True):
     """A job. ``vacant`` are the ranks of dead workers, which others may take; it waits for ``awaited`` ones.
 
     The default job has an empty ``name``.
@@ -85,7 +85,7 @@ class JobStatus(_Record, frozen=True):
     name: str = ""
 
 
-class ArcStatus(_Record, frozen=True):
+class ArcStatus(Record, frozen=True):
     """A range of slots that moves as one. ``term`` is the epoch at which its server or its copies last changed.
 
     ``rows``, their ``bytes`` and their ``load`` are as of its server's last heartbeat. The load is the number of rows
@@ -103,7 +103,7 @@ class ArcStatus(_Record, frozen=True):
     load: Annotated[int, Meta(ge=0)] = 0
 
 
-class StreamStatus(_Record, frozen=True):
+class StreamStatus(Record, frozen=True):
     """What an endpoint sends to one that has copies of its slots.
 
     ``copies`` is the number of arcs in sync. ``lag_records`` and ``lag_bytes`` are not acknowledged, as of the last
@@ -120,7 +120,7 @@ class StreamStatus(_Record, frozen=True):
     total_bytes: Annotated[int, Meta(ge=0)]
 
 
-class FailoverStatus(_Record, frozen=True):
+class FailoverStatus(Record, frozen=True):
     """A server that has died and whose slots others serve.
 
     It was declared dead ``silent_seconds`` after its last sign of life, as far as this is known. ``seconds`` later
@@ -138,7 +138,7 @@ class FailoverStatus(_Record, frozen=True):
     copied_seconds: float | None
 
 
-class StatusReply(_Record, frozen=True, tag="status"):
+class StatusReply(ReplyBody, frozen=True, tag="status"):
     """The status. ``epoch`` is 0 until all servers have joined; ``lost`` describes a server that was lost.
 
     ``job`` is the default job, ``jobs`` are the named ones. ``outcome`` is that of the last job whose number of workers

@@ -25,80 +25,63 @@ from collections.abc import Iterator
 
 from shoal.cluster.protocol.messages import Assign, Assigned, GetMapReply, MapChanged
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.scheduler.inputs import Died, Settings
-from shoal.cluster.scheduler.members import ReaderPeer, ServerPeer
 from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.planner import owned
-
-_RESEND_SECONDS = 0.1  # until an assignment is sent again; each time twice as long as before
-_MAX_RESEND_SECONDS = 1.0
-_MAX_SECONDS = 30.0  # in which a server that is alive confirms its assignment
+from shoal.cluster.scheduler.state import ReaderPeer, ServerPeer, State
 
 
 class Assignments:
     """The map, and which servers have carried it out."""
 
-    def __init__(self, settings: Settings, peers: Peers, orders: Orders) -> None:
-        self._settings = settings
+    def __init__(self, state: State, peers: Peers, orders: Orders) -> None:
+        self._state = state
         self._peers = peers
         self._orders = orders
-        # None before all servers have joined.
-        self.newest: ClusterMap | None = None
-        # The newest one that workers know.
-        self.published: ClusterMap | None = None
         # Whether no assignment is sent: it is open which copies of a dead server's arcs serve next.
         self.is_held = False
-
-    def restore(self, map: ClusterMap | None) -> None:
-        """Take the map of a saved state: it is carried out."""
-        self.newest = self.published = map
-        if map is not None:
-            own = owned(map)
-            for server in self._peers.servers.values():
-                if server.member:
-                    server.confirmed_epoch = server.offered_epoch = map.epoch
-                    server.serves = set(own.get(server.rank, ()))
-                    server.may_serve = set(server.serves)
 
     @property
     def are_confirmed(self) -> bool:
         """Whether all servers have carried out the newest map."""
-        return self.published is self.newest and not self.is_held and not any(self._late())
+        return self._state.published is self._state.newest and not self.is_held and not any(self._late())
 
     def change(self, map: ClusterMap) -> None:
         """Carry out another map."""
-        self.newest = map
+        self._state.newest = map
         self.carry_out()
 
     def take_as_given(self, server: ServerPeer) -> None:
         """Count the newest map as confirmed by a server that has received it in the reply to its request to join."""
-        assert self.newest is not None
-        server.confirmed_epoch = server.offered_epoch = self.newest.epoch
-        server.serves = set(owned(self.newest).get(server.rank, ()))
-        server.may_serve = set(server.serves)
+        assert self._state.newest is not None
+        server.offered_epoch = self._state.newest.epoch
+        self._note_confirmed(server, self._state.newest)
 
     def confirm(self, server: ServerPeer, done: Assigned) -> None:
         """Process that a server has carried out the map of an epoch."""
-        if self.newest is None or done.epoch != self.newest.epoch or server.confirmed_epoch == done.epoch:
-            return
-        server.confirmed_epoch = done.epoch
-        server.pending = None
-        server.serves = set(owned(self.newest).get(server.rank, ()))
+        newest = self._state.newest
+        if newest is not None and done.epoch == newest.epoch != server.confirmed_epoch:
+            server.pending = None
+            self._note_confirmed(server, newest)
+            self.carry_out()
+
+    def _note_confirmed(self, server: ServerPeer, map: ClusterMap) -> None:
+        server.confirmed_epoch = map.epoch
+        server.serves = set(owned(map).get(server.rank, ()))
         server.may_serve = set(server.serves)
-        self.carry_out()
 
     def _late(self) -> Iterator[ServerPeer]:
         """Yield the servers that have not confirmed the newest map, also those that were drained."""
-        if self.newest is not None:
+        newest = self._state.newest
+        if newest is not None:
             for server in self._peers.servers.values():
                 is_served = server.member or server.confirmed_epoch > 0
-                if server.inside and is_served and server.confirmed_epoch < self.newest.epoch:
+                if server.inside and is_served and server.confirmed_epoch < newest.epoch:
                     yield server
 
     def carry_out(self) -> None:
         """Begin the stages whose turn it is."""
-        map = self.newest
+        map = self._state.newest
         if map is None or self.is_held:
             return
         own = owned(map)
@@ -111,13 +94,13 @@ class Assignments:
         for server in givers or backups or takers or late:
             if server.offered_epoch < map.epoch:
                 if server.offered_epoch == server.confirmed_epoch:
-                    server.offered_at = self._peers.running
+                    server.link.offered_at = self._peers.running
                 server.offered_epoch = map.epoch
                 server.may_serve |= own.get(server.rank, set())
                 server.serves &= own.get(server.rank, set())  # it may retire the others from now on
                 self.send(server)
-        if not givers and not takers and self.published is not map:
-            was_published, self.published = self.published is not None, map
+        if not givers and not takers and self._state.published is not map:
+            was_published, self._state.published = self._state.published is not None, map
             if was_published:
                 self._peers.publish(MapChanged(map))
             else:
@@ -135,27 +118,19 @@ class Assignments:
 
     def is_awaited(self, server: ServerPeer) -> bool:
         """Whether a server was sent an assignment that it has not confirmed."""
-        return self.newest is not None and server.confirmed_epoch < server.offered_epoch == self.newest.epoch
+        newest = self._state.newest
+        return newest is not None and server.confirmed_epoch < server.offered_epoch == newest.epoch
 
     def send(self, server: ServerPeer, *, again: bool = False) -> None:
         """Send a server the newest map."""
-        assert self.newest is not None
-        longer = min(2 * server.assign_seconds, _MAX_RESEND_SECONDS)
-        server.assign_seconds = longer if again else _RESEND_SECONDS
-        server.assign_at = self._peers.now + server.assign_seconds
-        self._peers.out.append((server.route, Assign(self.newest, server.pending, self._settings.copy_rate)))
+        state, link = self._state, server.link
+        assert state.newest is not None
+        link.assignment.sent(state.now, again=again)
+        self._peers.out.append((link.route, Assign(state.newest, server.pending, state.settings.copy_rate)))
 
     def resend(self) -> None:
         """Send the assignments that were not confirmed in time again."""
         for server in self._peers.servers.values():
-            is_due = server.assign_at <= self._peers.now and server.disconnected_at is None
+            is_due = server.link.assignment.at <= self._state.now and server.link.disconnected_at is None
             if is_due and self.is_awaited(server):
                 self.send(server, again=True)
-
-    def find_dead(self) -> Iterator[Died]:
-        """Yield the servers that are alive and have not confirmed in time."""
-        for server in list(self._peers.servers.values()):
-            seconds = self._peers.running - server.offered_at
-            if seconds > _MAX_SECONDS and server.sender in self._peers.known and self.is_awaited(server):
-                why = f"it has not carried out its assignment of epoch {server.offered_epoch} for {seconds:.1f} s"
-                yield Died(self._peers.now, server.sender, why)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import LostWorker, OrderReply
-from shoal.cluster.scheduler.members import Continuation, Job
+from shoal.cluster.scheduler.state import Continuation, Job
 
 
 def least_clock(fenced: Iterable[OrderReply]) -> int:
@@ -42,11 +42,12 @@ def lost_ranks(job: Job) -> tuple[int, ...]:
 
 def continuation_of(job: Job, *, until: float) -> Continuation:
     """Return what the next job continues, after one whose workers have handed over their states."""
+    number, size, lost = job.continues, job.continued, job.continued_lost
+    if job.begun:
+        number, size = job.number, job.size
+        lost = tuple(one for one in job.lost if one.rank not in job.handed_over)
     expected = min(job.most, sum(job.handed_over.values()) + job.coming)
-    if not job.begun:
-        return Continuation(job.continues, job.continued, expected, until, job.continued_lost)
-    lost = tuple(one for one in job.lost if one.rank not in job.handed_over)
-    return Continuation(job.number, job.size, expected, until, lost)
+    return Continuation(job=number, size=size, expected=expected, until=until, lost=lost)
 
 
 def why_over(job: Job) -> str:

@@ -1,5 +1,7 @@
-"""Workers and jobs of one name: places, incarnations, barriers; passes over the data: passes.py.
+"""The workers and the jobs of each name: places, incarnations, barriers; passes over the data: passes.py.
 
+    name       the default job has an empty name; others have workers, ranks, barriers and passes of their own. A name
+               is free again when the last worker of its job has left or died, and no other waits for it
     job        W workers have joined; those that asked for no rank get the remaining ones. All servers start the job,
                then all workers receive JoinReply; it ends when the last worker has left or died, and the next join
                begins another
@@ -14,319 +16,334 @@ Invariants: I1, I2 and I5 of membership.py. Threads: one.
 
 from __future__ import annotations
 
-from typing import Any
-
-from msgspec import structs
+from collections.abc import Iterator
+from typing import cast
 
 from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
     AcceptedReply,
     Admit,
+    Barrier,
     BarrierReply,
     Dismiss,
     EndJob,
     ErrorReply,
     Fence,
+    HandOver,
     Hold,
+    JobConsistency,
     Join,
     JoinReply,
     LeaveReply,
-    ReplyBody,
     StartJob,
     TakeSplit,
     WorkerGone,
     WorkersChange,
 )
+from shoal.cluster.protocol.records import ReplyBody
 from shoal.cluster.protocol.reports import WorkerDied
-from shoal.cluster.protocol.status import Outcome
 from shoal.cluster.scheduler.continuation import continuation_of, least_clock, lost_ranks, lost_worker, why_over
-from shoal.cluster.scheduler.inputs import JobLineState, Settings
-from shoal.cluster.scheduler.members import (
-    Continuation,
-    FormingJob,
-    Job,
-    Vacancy,
-    WorkerPeer,
-    disagreement,
-    restore_job,
-    why_refused,
-)
-from shoal.cluster.scheduler.numbers import NumberSource
+from shoal.cluster.scheduler.handlers import handles
+from shoal.cluster.scheduler.inputs import FormingOverdue, MembersSilent, ReplacementOverdue
 from shoal.cluster.scheduler.orders import Operation, Orders
 from shoal.cluster.scheduler.passes import take_split
 from shoal.cluster.scheduler.peers import Peers
-from shoal.cluster.scheduler.servers import Servers
-from shoal.cluster.scheduler.tables import Tables
+from shoal.cluster.scheduler.state import FormingJob, Job, JobLine, State, Vacancy, WorkerPeer
 
 _MAY_BE_DEAD_AFTER = 2  # heartbeats missed
 _RETURN_SECONDS = 20.0  # for the workers of a job to join the one that continues it
+_MAX_NAMES = 64  # of jobs at the same time
 
 
 class Jobs:
-    """The job of a name, the one that forms, and the workers that wait."""
+    """The jobs of all names."""
 
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        peers: Peers,
-        orders: Orders,
-        servers: Servers,
-        tables: Tables,
-        numbers: NumberSource,
-    ) -> None:
-        # Empty for the default job.
-        self.name = name
-        self._settings = settings
+    def __init__(self, state: State, peers: Peers, orders: Orders) -> None:
+        self._state = state
         self._peers = peers
         self._orders = orders
-        self._servers = servers
-        self._tables = tables
-        self._numbers = numbers
-        self.job: Job | None = None
-        # Whether a member of the job may be dead.
-        self.members_silent = False
-        self._outcome: Outcome = ""
-        self._incarnations: dict[int, int] = {}
-        self._clocks_before = 0  # of the last job
-        self._forming = FormingJob()
-        self._continuation: Continuation | None = None  # until the next job begins
-        self._admitting: WorkerPeer | None = None
-        self._queue: dict[bytes, WorkerPeer] = {}  # workers, by sender, that wait for the end of the job or for a rank
-        self._vacant = False  # whether one of them may get a place
+        self._admitting: set[str] = set()  # names whose servers admit a worker into a job that runs
+        self._has_place: set[str] = set()  # names of which a worker that waits may get a place
 
-    # --- the state as a record --------------------------------------------------------------------------------
+    def of(self, worker: WorkerPeer) -> JobLine:
+        """Return the jobs of the name that a worker has asked for."""
+        return self._state.jobs.get(worker.job) or self._state.jobs[""]
 
-    def save(self) -> dict[str, Any]:
-        """Return the fields of :class:`.JobLineState`."""
-        return {
-            "incarnations": dict(self._incarnations),
-            "clocks_before": self._clocks_before,
-            "job": None if self.job is None else self.job.save(),
-            "continuation": None if self._continuation is None else self._continuation.save(),
-            "forming": list(self._forming.workers),
-            "queue": list(self._queue),
-            "silent": self.members_silent,
-            "outcome": self._outcome,
-        }
+    def _worker(self, sender: bytes) -> WorkerPeer:
+        return cast(WorkerPeer, self._peers.known[sender])
 
-    def restore(self, state: JobLineState) -> None:
-        """Take a saved state."""
-        self._incarnations, self._clocks_before = dict(state.incarnations), state.clocks_before
-        self.members_silent, self._outcome = state.silent, state.outcome
-        workers = {sender: peer for sender, peer in self._peers.known.items() if isinstance(peer, WorkerPeer)}
-        self.job = None if state.job is None else restore_job(state.job, workers)
-        if state.continuation is not None:
-            self._continuation = Continuation(**structs.asdict(state.continuation))
-        for sender in state.forming:
-            self._forming.add(workers[sender])
-        self._queue = {sender: workers[sender] for sender in state.queue}
+    def incarnations(self, line: JobLine) -> dict[int, int]:
+        """Return the incarnations of the members of a job, by rank."""
+        members = line.job.members if line.job is not None else {}
+        return {rank: self._worker(sender).incarnation for rank, sender in members.items()}
 
-    # --- the name ---------------------------------------------------------------------------------------------
+    def _is_known(self, worker: WorkerPeer) -> bool:
+        return worker.sender in self._peers.known
 
-    @property
-    def _about(self) -> str:
-        return f"job {self.name!r}" if self.name else "the job"
+    # --- inputs from the time ---------------------------------------------------------------------------------
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether there is no job, and no worker waits for one."""
-        return self.job is None and self._admitting is None and not len(self._forming) and not self._queue
+    def find_due(self) -> Iterator[MembersSilent | ReplacementOverdue | FormingOverdue]:
+        """Yield what is due by the time alone; each is applied before the next one."""
+        for line in list(self._state.jobs.values()):
+            silent = self._members_may_be_dead(line)
+            if silent != line.members_silent:
+                yield MembersSilent(silent, line.name)
+            while (rank := self._find_overdue(line)) is not None and not self._state.broken:
+                yield ReplacementOverdue(rank, line.name)
+            after = line.continuation
+            is_overdue = after is not None and after.expected > 0 and after.until <= self._state.now
+            if is_overdue and not self._state.broken:
+                yield FormingOverdue(line.name)
 
-    @property
-    def outcome(self) -> Outcome:
-        """Of the last job whose number of workers may change; see `.StatusReply`."""
-        return "moving" if self._continuation is not None and self._continuation.expected else self._outcome
+    def _members_may_be_dead(self, line: JobLine) -> bool:
+        heard_since = self._state.now - _MAY_BE_DEAD_AFTER * self._state.settings.heartbeat
+        links = (self._peers.known[sender].link for sender in line.job.members.values()) if line.job else ()
+        return any(link.disconnected_at is not None or link.last_heard < heard_since for link in links)
 
-    def _number(self, job: Job) -> int:
-        """Return what identifies a job in orders: the default job is meant by 0."""
-        return job.number if self.name else 0
+    @handles(MembersSilent)
+    def set_members_silent(self, entry: MembersSilent) -> None:
+        """Keep whether a member of the job may be dead."""
+        self._state.jobs[entry.job].members_silent = entry.silent
+        if not entry.silent:
+            self._has_place.add(entry.job)
+
+    def _find_overdue(self, line: JobLine) -> int | None:
+        """Return the rank of a dead worker whose replacement has not come in time."""
+        vacant = line.job.vacant if line.job is not None and line.name not in self._admitting else {}
+        late = [rank for rank, one in vacant.items() if one.clock >= 0 and one.until <= self._state.now]
+        return min(late, default=None)
+
+    @handles(ReplacementOverdue)
+    def give_up(self, entry: ReplacementOverdue) -> None:
+        """Wait no longer for the replacement of a dead worker."""
+        line = self._state.jobs[entry.job]
+        assert line.job is not None
+        gone = line.job.vacant.pop(entry.rank)
+        text = f"{gone.about}, and was not replaced in {self._state.settings.replacement_seconds:g} s"
+        self._announce_death(line.job, entry.rank, gone.incarnation, text)
+        self._check_barriers(line.job)
+        self._begin_dismissal(line, line.job, entry.rank, gone.incarnation)
+
+    @handles(FormingOverdue)
+    def expect_no_more(self, entry: FormingOverdue) -> None:
+        """Begin the next job with the workers that have come, if they are enough."""
+        after = self._state.jobs[entry.job].continuation
+        assert after is not None
+        after.expected = 0
+
+    def restarted(self) -> None:
+        """Give replacements their whole time: the scheduler was not there."""
+        for line in self._state.jobs.values():
+            for one in line.job.vacant.values() if line.job is not None else ():
+                one.until = self._state.now + self._state.settings.replacement_seconds
+            if line.continuation is not None:
+                line.continuation.until = self._state.now + _RETURN_SECONDS
+
+    def settle(self) -> None:
+        """Assign places that have become free, begin complete jobs, and free the names that no worker uses."""
+        for line in list(self._state.jobs.values()):
+            if line.name in self._has_place:
+                self._has_place.discard(line.name)
+                self._assign_places(line)
+            self._start_if_complete(line)
+            is_unused = not (line.job or line.forming.workers or line.queue or line.name in self._admitting)
+            if is_unused and line.name:
+                del self._state.jobs[line.name]
 
     # --- joining ----------------------------------------------------------------------------------------------
 
-    def members_may_be_dead(self) -> bool:
-        """Whether a member of the job has missed heartbeats, or is disconnected."""
-        return self.job is not None and any(
-            member.disconnected_at is not None
-            or self._peers.now - member.last_heard > _MAY_BE_DEAD_AFTER * self._settings.heartbeat
-            for member in self.job.members.values()
-        )
-
-    def set_members_silent(self, silent: bool) -> None:
-        """Keep whether a member of the job may be dead."""
-        self.members_silent = silent
-        self._vacant = not silent
-
-    def fill_vacancies(self) -> None:
-        """Assign places that may have become free."""
-        if self._vacant:
-            self._vacant = False
-            self._seat()
-
-    def join(self, worker: WorkerPeer, number: int, join: Join) -> None:
+    def join(self, worker: WorkerPeer, number: int, join: Join) -> ReplyBody | None:
         """Process the request of a worker to join."""
-        size = join.workers if join.workers is not None else self._settings.workers
-        fault = why_refused(worker, join, size, is_over=self._outcome == "finished" and self.job is None)
+        name = worker.job if worker.join else join.job
+        size = join.workers if join.workers is not None else self._state.settings.workers
+        line = self._state.jobs.get(name) or JobLine(name=name)
+        fault = self._why_refused(worker, join, size, line)
         if fault:
-            self._peers.reply(worker, number, ErrorReply("input", fault))
-            return
+            return ErrorReply("input", fault)
+        self._state.jobs[name] = line
         worker.join = number
-        worker.wants = Join(join.rank, (), size, join.rules, most=join.most, job=self.name)
+        worker.wants = Join(join.rank, (), size, join.rules, most=join.most, job=name)
         worker.waiting[number] = "the other workers"
-        self._queue[worker.sender] = worker
-        self._seat()
+        line.queue[worker.sender] = None
+        self._assign_places(line)
+        return None
 
-    def _seat(self) -> None:
+    def _why_refused(self, worker: WorkerPeer, join: Join, size: int, line: JobLine) -> str:
+        """Return why a worker cannot join any job as it asks to, or one that is over; empty: it can."""
+        name = line.name
+        if worker.join:
+            return f"{worker} has joined already"
+        if name and name not in self._state.jobs and len(self._state.jobs) > _MAX_NAMES:
+            return f"there are {_MAX_NAMES} named jobs, the maximum: job {name!r} can begin when one has ended"
+        if name and join.workers is None:
+            return f"job {name!r} needs its number of workers: pass workers=N, the same for each of its workers"
+        if name and join.most:
+            return (
+                f"the number of workers of job {name!r} cannot change, got {join.workers} to {join.most}: pass one "
+                "number, or join the job without a name"
+            )
+        if not 1 <= size <= MAX_WORKERS:
+            return f"a job has from 1 to {MAX_WORKERS} workers, got workers={size}"
+        if join.most and not size <= join.most <= MAX_WORKERS:
+            return f"a job has {size} to {MAX_WORKERS} workers, got {join.most} as the greatest number"
+        if join.most and join.rank is not None:
+            return f"the number of workers may change, and ranks with it: leave out rank={join.rank}"
+        if join.rank is not None and not 0 <= join.rank < size:
+            return f"rank {join.rank} is out of range for {counted(size, 'worker')}: ranks start at 0"
+        if join.rules is None:
+            return "a worker that joins has to pass its consistency"
+        if join.most and line.job is None and line.last_outcome == "finished":
+            return (
+                "a job whose number of workers may change has finished its fit here, and this worker would learn from "
+                f"all data again: to train further, pass one number of workers ({size} instead of {size}:{join.most}), "
+                "or use a new cluster"
+            )
+        return ""
+
+    def _assign_places(self, line: JobLine) -> None:
         """Assign places to waiting workers, in the order of their arrival."""
-        line, self._queue = self._queue, {}
-        for worker in line.values():
-            fault = self._place_in_job(worker) if self.job is not None else self._place_in_forming(worker)
+        waiting, line.queue = line.queue, {}
+        for worker in map(self._worker, waiting):
+            fault = self._place_in_forming(line, worker) if line.job is None else self._place_in_job(line, worker)
             if fault:
-                self._peers.reply(worker, worker.join, ErrorReply("input", fault))
-                worker.join = 0
+                self._refuse(worker, ErrorReply("input", fault))
             elif fault is None:
-                self._queue[worker.sender] = worker
-        self.start_if_complete()
+                line.queue[worker.sender] = None
+        self._start_if_complete(line)
 
-    def _place_in_job(self, worker: WorkerPeer) -> str | None:
+    def _refuse(self, worker: WorkerPeer, reply: ReplyBody) -> None:
+        self._peers.reply(worker, worker.join, reply)
+        worker.join = 0
+
+    def _place_in_job(self, line: JobLine, worker: WorkerPeer) -> str | None:
         """Admit a worker: returns an empty string, the reason for a refusal, or None if it has to wait."""
-        job = self.job
+        job, rank = line.job, worker.wants.rank
         assert job is not None
         if job.most:
-            fault = disagreement(self._about, worker, (job.least, job.most), job.consistency)
+            fault = _disagreement(line.about, worker, (job.least, job.most), job.consistency)
             if not fault and job.size < job.most:
                 self._change(job, f"{worker.about} waits to join")
             return fault or None
-        if self._admitting is None and (found := self._vacancy_for(worker)) is not None:
-            fault = disagreement(self._about, worker, (job.size, 0), job.consistency)
-            if not fault:
-                self._admitting = worker
-                self._orders.begin(self._take_over(job, found, worker))
-            return fault
+        if line.name in self._admitting:
+            return None
+        vacant = [place for place, one in job.vacant.items() if one.clock >= 0 and rank in (None, place)]
         # If members are silent, perhaps all have died, and the waiting workers begin a new job.
-        if self._admitting is not None or not job.dead or not job.members or self.members_silent:
+        dead = [place for place in job.dead if rank in (None, place)] if job.members and not line.members_silent else []
+        if not vacant and not dead:
             return None
-        rank = min(job.dead) if worker.wants.rank is None else worker.wants.rank
-        if rank not in job.dead:
-            return None
-        fault = disagreement(self._about, worker, (job.size, 0), job.consistency)
+        fault = _disagreement(line.about, worker, (job.size, 0), job.consistency)
         if not fault:
-            self._admitting = worker
-            job.dead.discard(rank)
-            self._orders.begin(self._admit(job, rank, worker))
+            self._admitting.add(line.name)
+            if vacant:
+                self._orders.begin(self._take_over(line, job, min(vacant), worker))
+            else:
+                job.dead.discard(min(dead))
+                self._orders.begin(self._admit(line, job, min(dead), worker))
         return fault
 
-    def _vacancy_for(self, worker: WorkerPeer) -> int | None:
-        """Return the rank of a place that a worker may take now."""
-        assert self.job is not None
-        free = [rank for rank, one in self.job.vacant.items() if one.clock >= 0 and worker.wants.rank in (None, rank)]
-        return min(free, default=None)
-
-    def _place_in_forming(self, worker: WorkerPeer) -> str | None:
+    def _place_in_forming(self, line: JobLine, worker: WorkerPeer) -> str | None:
         """As `_place_in_job`."""
-        first = self._forming.first
-        if first is not None:
-            assert first.wants.workers is not None
-            assert first.wants.rules is not None
-            fault = disagreement(self._about, worker, (first.wants.workers, first.wants.most), first.wants.rules)
+        forming = line.forming
+        if forming.workers:
+            assert forming.wants.workers is not None
+            assert forming.wants.rules is not None
+            numbers = (forming.wants.workers, forming.wants.most)
+            fault = _disagreement(line.about, worker, numbers, forming.wants.rules)
             if fault:
                 return fault
-        if not self._forming.takes(worker):
+        if not forming.takes(worker):
             return None
-        self._forming.add(worker)
+        forming.add(worker)
         return ""
 
     def missing(self, worker: WorkerPeer) -> str:
         """Return what a worker waits for that has not joined yet."""
-        if worker.sender in self._queue:
-            return self._why_queued(worker)
-        return f"{len(self._forming)} of {worker.wants.workers} workers have joined"
+        line = self.of(worker)
+        job, forming, rank = line.job, line.forming, worker.wants.rank
+        if worker.sender not in line.queue:
+            return f"{len(forming.workers)} of {worker.wants.workers} workers have joined"
+        holder = (job.members if job is not None else forming.ranked).get(-1 if rank is None else rank)
+        if holder is not None:
+            peer = self._worker(holder)
+            silent = self._state.now - peer.link.last_heard
+            return f"rank {rank} belongs to {peer.about}, last heartbeat {silent:.1f} s ago"
+        if job is None:
+            return f"the next job has all of its {counted(len(forming.workers), 'worker')}"
+        if job.most > job.size:
+            return f"the {counted(job.size, 'worker')} of the job have not handed over their states yet"
+        if job.most:
+            return f"the job has {job.most} workers, as many as it may have"
+        size, left = counted(job.size, "worker"), len(job.members)
+        return f"the job of {size} continues with {left}; the next one begins after it"
 
-    def _why_queued(self, worker: WorkerPeer) -> str:
-        rank = worker.wants.rank
-        holders = self.job.members if self.job is not None else self._forming.ranked
-        if rank is not None and rank in holders:
-            holder = holders[rank]
-            return (
-                f"rank {rank} belongs to {holder.about}, last heartbeat {self._peers.now - holder.last_heard:.1f} s ago"
-            )
-        if self.job is not None and self.job.most:
-            if self.job.size < self.job.most:
-                return f"the {counted(self.job.size, 'worker')} of the job have not handed over their states yet"
-            return f"the job has {self.job.most} workers, as many as it may have"
-        if self.job is not None:
-            size, left = counted(self.job.size, "worker"), len(self.job.members)
-            return f"the job of {size} continues with {left}; the next one begins after it"
-        return f"the next job has all of its {counted(len(self._forming), 'worker')}"
-
-    def start_if_complete(self) -> None:
+    def _start_if_complete(self, line: JobLine) -> None:
         """Begin the job that forms, if all of its workers and all servers have joined."""
-        first = self._forming.first
-        if self._servers.map is None or self.job is not None or self._servers.broken or first is None:
+        state, forming, wants = self._state, line.forming, line.forming.wants
+        if state.published is None or line.job is not None or state.broken or not forming.workers:
             return
-        assert first.wants.rules is not None
-        if not first.wants.most:
-            self._continuation = None
-        after = self._continuation
-        if len(self._forming) < max(self._forming.size, after.expected if after is not None else 0):
+        assert wants.rules is not None
+        if not wants.most:
+            line.continuation = None
+        after = line.continuation
+        if len(forming.workers) < max(wants.workers or 0, after.expected if after is not None else 0):
             return
-        members = self._forming.assign_ranks()
-        self._forming.clear()
-        for rank, worker in members.items():
+        members = forming.assign_ranks()
+        line.forming = FormingJob()
+        workers = [self._worker(sender) for sender in members.values()]
+        for rank, worker in zip(members, workers, strict=True):
             worker.rank = rank
-            worker.incarnation = self._raise_incarnation(rank)
+            worker.incarnation = _raise_incarnation(line, rank)
             worker.waiting[worker.join] = "the servers to start the job"
-        number = self._numbers.draw(32) or 1
-        self.job = Job(number, first.wants.rules, len(members), members, name=self.name)
-        if first.wants.most:
-            self.job.least, self.job.most = first.wants.workers or 0, first.wants.most
-            self._outcome = "unfinished"
+        line.job = job = Job(
+            number=state.draw(32) or 1, name=line.name, consistency=wants.rules, size=len(members), members=members
+        )
+        if wants.most:
+            job.least, job.most = wants.workers or 0, wants.most
+            line.last_outcome = "unfinished"
         if after is not None:
-            self.job.continues, self.job.continued, self.job.continued_lost = after.job, after.size, after.lost
-            self._continuation = None
-        what = f"job {self.name!r}" if self.name else "a job"
-        self._peers.notes.append(f"{what} of {counted(len(members), 'worker')} begins, under {first.wants.rules}")
-        self._orders.begin(self._start(self.job, list(members.values())))
+            job.continues, job.continued, job.continued_lost = after.job, after.size, after.lost
+            line.continuation = None
+        what = line.about if line.name else "a job"
+        self._peers.notes.append(f"{what} of {counted(len(members), 'worker')} begins, under {wants.rules}")
+        self._orders.begin(self._start(line, job, workers))
 
-    def _raise_incarnation(self, rank: int) -> int:
-        self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
-        return self._incarnations[rank]
+    # --- operations -------------------------------------------------------------------------------------------
 
-    def _start(self, job: Job, workers: list[WorkerPeer]) -> Operation:
+    def _start(self, line: JobLine, job: Job, workers: list[WorkerPeer]) -> Operation:
         incarnations = tuple(worker.incarnation for worker in workers)
-        is_named = bool(self.name)
-        results = yield StartJob(job.number, job.consistency, incarnations, self._clocks_before, is_named)
+        is_named = bool(job.name)
+        results = yield StartJob(job.number, job.consistency, incarnations, line.clocks_before, is_named)
         refused = self._orders.refusal(results, f"cannot begin a job of {counted(job.size, 'worker')}")
         if refused is not None:
             if is_named:  # some servers may have begun it
                 yield EndJob(job.number)
-            self.job = None
+            line.job = None
             for worker in workers:
-                if worker.sender in self._peers.known and worker.join in worker.waiting:
-                    self._peers.reply(worker, worker.join, refused)
-                    worker.join, worker.rank = 0, -1
-            self._seat()
+                if self._is_known(worker) and worker.join in worker.waiting:
+                    self._refuse(worker, refused)
+                    worker.rank = -1
+            self._assign_places(line)
             return
         for worker in workers:
             self._reply_joined(job, worker, 0)
 
-    def _admit(self, job: Job, rank: int, worker: WorkerPeer) -> Operation:
+    def _admit(self, line: JobLine, job: Job, rank: int, worker: WorkerPeer) -> Operation:
         clock = max(done.result for done in (yield Hold(self._number(job))))
-        worker.incarnation = self._raise_incarnation(rank)
+        worker.incarnation = _raise_incarnation(line, rank)
         yield Admit(rank, worker.incarnation, clock, self._number(job))
-        self._admitting = None
-        if worker.sender in self._peers.known:
+        self._admitting.discard(line.name)
+        if self._is_known(worker):
             worker.rank = rank
-            job.members[rank] = worker
+            job.members[rank] = worker.sender
             self._peers.notes.append(f"{worker} replaces a dead worker, at clock {clock}")
             self._reply_joined(job, worker, clock)
         else:  # it has died meanwhile
             job.dead.add(rank)
-            yield from self._dismiss(job, rank, worker.incarnation)
-        self._seat()
+            yield from self._dismiss(line, job, rank, worker.incarnation)
+        self._assign_places(line)
 
-    def _take_over(self, job: Job, rank: int, worker: WorkerPeer) -> Operation:
+    def _take_over(self, line: JobLine, job: Job, rank: int, worker: WorkerPeer) -> Operation:
         """Put a worker in the place of a dead one, at the clock from which on nothing of the dead one counts.
 
         No clock ends meanwhile: a rank that no worker has stands at it.
@@ -334,76 +351,72 @@ class Jobs:
         gone = job.vacant[rank]  # until it is taken: no barrier is passed without its rank
         clock = gone.clock if job.consistency.mode == "bsp" else gone.least
         aside = job.size
-        its_incarnation = self._raise_incarnation(aside)
-        yield Admit(aside, its_incarnation, clock, self._number(job))
+        placeholder = _raise_incarnation(line, aside)
+        yield Admit(aside, placeholder, clock, self._number(job))
         yield Dismiss(rank, gone.incarnation, clock, gone.tables, self._number(job))
-        worker.incarnation = self._raise_incarnation(rank)
+        worker.incarnation = _raise_incarnation(line, rank)
         yield Admit(rank, worker.incarnation, clock, self._number(job))
-        yield Dismiss(aside, its_incarnation, clock, (), self._number(job))
-        self._admitting = None
-        if worker.sender in self._peers.known:
+        yield Dismiss(aside, placeholder, clock, (), self._number(job))
+        self._admitting.discard(line.name)
+        if self._is_known(worker):
             worker.rank = rank
             del job.vacant[rank]
-            job.members[rank] = worker
+            job.members[rank] = worker.sender
             self._peers.notes.append(f"{worker} replaces {gone.about}, from clock {clock} on")
             repeats = 0 if job.consistency.mode == "bsp" else gone.clock - clock + 1
             self._reply_joined(job, worker, clock, replaces=True, repeats=repeats)
         else:  # it has died meanwhile
             gone.incarnation, gone.clock = worker.incarnation, -1
-            yield from self._vacate(job, rank, gone)
-        self._seat()
+            yield from self._vacate(line, job, rank, gone)
+        self._assign_places(line)
 
-    def _vacate(self, job: Job, rank: int, gone: Vacancy) -> Operation:
+    def _vacate(self, line: JobLine, job: Job, rank: int, gone: Vacancy) -> Operation:
         """Fence a dead worker, for which the others wait."""
         results = yield Fence(rank, gone.incarnation, self._number(job))
         last = max(results, key=lambda done: done.result)
         gone.clock, gone.tables = last.result, last.tables
         gone.least = least_clock(results)
-        self._seat()
+        self._assign_places(line)
 
-    def replacement_overdue(self) -> int | None:
-        """Return the rank of a dead worker whose replacement has not come in time."""
-        vacant = self.job.vacant if self.job is not None and self._admitting is None else {}
-        late = [rank for rank, one in vacant.items() if one.clock >= 0 and one.until <= self._peers.now]
-        return min(late, default=None)
+    def _dismiss(self, line: JobLine, job: Job, rank: int, incarnation: int) -> Operation:
+        # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
+        results = yield Fence(rank, incarnation, self._number(job))
+        last = max(results, key=lambda done: done.result)
+        if rank in job.early or (job.most and rank in job.dead):
+            job.lost += (lost_worker(job, rank, results),)
+        order = Dismiss(rank, incarnation, last.result, last.tables, self._number(job))
+        job.clock = max(job.clock, *(done.result for done in (yield order)))
+        if line.job is job and self._is_over(job):
+            if job.name:
+                yield EndJob(job.number)
+            self._end(line, job)
 
-    def give_up(self, rank: int) -> None:
-        """Wait no longer for the replacement of a dead worker."""
-        assert self.job is not None
-        gone = self.job.vacant.pop(rank)
-        text = f"{gone.about}, and was not replaced in {self._settings.replacement_seconds:g} s"
-        self._peers.notes.append(text)
-        self._peers.publish(WorkerGone(rank, gone.incarnation, text, self.job.number))
-        self.job.dead.add(rank)
-        self._check_barriers()
-        if not self._servers.broken:
-            self._orders.begin(self._dismiss(self.job, rank, gone.incarnation))
-        self._vacant = True
+    def _dismiss_leaving(self, line: JobLine, job: Job, worker: WorkerPeer, number: int) -> Operation:
+        yield from self._dismiss(line, job, worker.rank, worker.incarnation)
+        if self._is_known(worker):
+            self._peers.reply(worker, number, LeaveReply())
+            self._peers.forget(worker, LeaveReply())
 
-    def restarted(self) -> None:
-        """Give replacements their whole time: the scheduler was not there."""
-        for one in self.job.vacant.values() if self.job is not None else ():
-            one.until = self._peers.now + self._settings.replacement_seconds
-        if self._continuation is not None:
-            self._continuation.until = self._peers.now + _RETURN_SECONDS
+    def _number(self, job: Job) -> int:
+        """Return what identifies a job in orders: the default job is meant by 0."""
+        return job.number if job.name else 0
 
     def _reply_joined(
         self, job: Job, worker: WorkerPeer, clock: int, *, replaces: bool = False, repeats: int = 0
     ) -> None:
-        if worker.sender not in self._peers.known or worker.join not in worker.waiting:
+        if not self._is_known(worker) or worker.join not in worker.waiting:
             return
-        assert self._servers.map is not None
+        assert self._state.published is not None
         worker.inside = True
-        tables = self._tables.all
         joined = JoinReply(
             worker.rank,
-            self._servers.map,
-            tables,
+            self._state.published,
+            tuple(self._state.tables.values()),
             worker.incarnation,
             job.number,
             clock,
             job.size,
-            self._settings.replacement_seconds if not job.most else 0.0,
+            self._state.settings.replacement_seconds if not job.most else 0.0,
             replaces,
             repeats,
             dict(job.passed) if replaces else {},
@@ -413,23 +426,28 @@ class Jobs:
         )
         self._peers.reply(worker, worker.join, joined)
 
-    @property
-    def _is_over(self) -> bool:
-        job = self.job
-        if job is None or job.members or job.vacant or self._admitting is not None:
+    # --- the end of a job, and another number of workers ------------------------------------------------------
+
+    def _is_over(self, job: Job) -> bool:
+        if job.members or job.vacant or job.name in self._admitting:
             return False
         return not job.most or len(job.lost) == len(job.dead | job.early)  # what the last ones had ticked is known
 
-    def _end(self) -> None:
-        assert self.job is not None
-        self._peers.notes.append(f"{self._about} has ended")
-        self._clocks_before = self.job.clock
-        job, self.job = self.job, None
-        if job.most:
-            self._continue(job)
-        self._seat()
+    def _end(self, line: JobLine, job: Job) -> None:
+        self._peers.notes.append(f"{line.about} has ended")
+        line.clocks_before = job.clock
+        line.job = None
+        if job.most and job.handed_over:
+            line.continuation = continuation_of(job, until=self._state.now + _RETURN_SECONDS)
+        elif job.most:
+            for worker in self._joining(line):
+                del line.queue[worker.sender]
+                self._refuse(worker, ErrorReply("input", why_over(job)))
+        self._assign_places(line)
 
-    # --- another number of workers ----------------------------------------------------------------------------
+    def _joining(self, line: JobLine) -> list[WorkerPeer]:
+        """Return the workers that wait to take part in a job whose number of workers may change."""
+        return [worker for worker in map(self._worker, line.queue) if worker.wants.most]
 
     def _change(self, job: Job, why: str) -> None:
         """Have the members of a job hand over their states and leave it."""
@@ -438,153 +456,144 @@ class Jobs:
             self._peers.notes.append(f"the number of workers changes: {why}")
             self._peers.publish(WorkersChange(job.number))
 
-    def hand_over(self, worker: WorkerPeer, number: int, *, returns: bool, begun: bool) -> None:
+    @handles(HandOver)
+    def hand_over(self, worker: WorkerPeer, number: int, ask: HandOver) -> ReplyBody:
         """Process that a member has handed over its state."""
-        if self.job is None or not self.is_member(worker) or not self.job.most:
-            self._peers.reply(worker, number, ErrorReply("protocol", f"{worker} has a job of fixed workers"))
-            return
-        if not self.job.handed_over:
-            self.job.coming = len(self._joining())
-        self.job.handed_over[worker.rank] = returns
-        self.job.begun = self.job.begun or begun
-        self._change(self.job, f"{worker} leaves")
-        self._peers.reply(worker, number, AcceptedReply())
-
-    def _joining(self) -> list[WorkerPeer]:
-        """Return the workers that wait to take part in a job whose number of workers may change."""
-        return [worker for worker in self._queue.values() if worker.wants.most]
-
-    def _continue(self, job: Job) -> None:
-        """Have the next job continue one whose workers have handed over their states; without those it is over."""
-        if job.handed_over:
-            self._continuation = continuation_of(job, until=self._peers.now + _RETURN_SECONDS)
-            return
-        for worker in self._joining():
-            del self._queue[worker.sender]
-            self._peers.reply(worker, worker.join, ErrorReply("input", why_over(job)))
-            worker.join = 0
-
-    def forming_overdue(self) -> bool:
-        """Whether workers that have left a job have not joined the one that continues it in time."""
-        after = self._continuation
-        return after is not None and after.expected > 0 and after.until <= self._peers.now
-
-    def expect_no_more(self) -> None:
-        """Begin the next job with the workers that have come, if they are enough."""
-        assert self._continuation is not None
-        self._continuation.expected = 0
+        line = self.of(worker)
+        job = line.job
+        if job is None or not job.has(worker) or not job.most:
+            return ErrorReply("protocol", f"{worker} has a job of fixed workers")
+        if not job.handed_over:
+            job.coming = len(self._joining(line))
+        job.handed_over[worker.rank] = ask.returns
+        job.begun = job.begun or ask.begun
+        self._change(job, f"{worker} leaves")
+        return AcceptedReply()
 
     # --- leaving and dying ------------------------------------------------------------------------------------
 
-    def is_member(self, worker: WorkerPeer) -> bool:
-        """Whether a worker is part of the job."""
-        return self.job is not None and self.job.members.get(worker.rank) is worker
+    def leave(self, worker: WorkerPeer, number: int, status: int) -> bool:
+        """Process the request of a member to leave, with the status 0 unless it has ended its work early.
 
-    def _take_out(self, worker: WorkerPeer) -> None:
-        assert self.job is not None
-        del self.job.members[worker.rank]
-        for came in self.job.barriers.values():
-            came.pop(worker.rank, None)
-        for one in self.job.passes.values():
-            one.splits.release(worker.sender)
-            one.clocks.pop(worker.rank, None)
-        self.job.reached.pop(worker.rank, None)
-        self._check_barriers()
-
-    def leave(self, worker: WorkerPeer, number: int, status: int) -> None:
-        """Process the request of a member to leave, with the status 0 unless it has ended its work early."""
-        assert self.job is not None
+        Returns whether it is a member.
+        """
+        line = self.of(worker)
+        job = line.job
+        if job is None or not job.has(worker):
+            return False
         worker.waiting = {number: "the servers to dismiss it"}
-        if self.job.most and worker.rank not in self.job.handed_over:
+        if job.most and worker.rank not in job.handed_over:
             if status:
-                self.job.early.add(worker.rank)
+                job.early.add(worker.rank)
             else:
-                self._outcome = "finished"
-        self._take_out(worker)
-        self._orders.begin(self._dismiss_leaving(self.job, worker, number))
+                line.last_outcome = "finished"
+        self._take_out(job, worker)
+        self._orders.begin(self._dismiss_leaving(line, job, worker, number))
+        return True
 
     def lose(self, worker: WorkerPeer, why: str) -> None:
         """Process the end of a worker that did not leave the job."""
-        self._queue.pop(worker.sender, None)
-        if self._forming.remove(worker):
-            self._vacant = True
-        elif self.is_member(worker):
-            assert self.job is not None
+        line = self.of(worker)
+        job, settings = line.job, self._state.settings
+        line.queue.pop(worker.sender, None)
+        if line.forming.remove(worker):
+            self._has_place.add(line.name)
+        elif job is not None and job.has(worker):
             text = f"{worker} is dead, {why}"
-            seconds = self._settings.replacement_seconds
-            if seconds and not self.job.most and not self._servers.broken and self.job.size < MAX_WORKERS:
+            seconds = settings.replacement_seconds
+            if seconds and not job.most and not self._state.broken and job.size < MAX_WORKERS:
                 self._peers.notes.append(f"{text}: the job waits {seconds:g} s for its replacement")
                 self._peers.deaths.append(WorkerDied(worker.rank, worker.about))
-                gone = Vacancy(worker.incarnation, text, self._peers.now + seconds)
-                self.job.vacant[worker.rank] = gone
-                self._take_out(worker)
-                self._orders.begin(self._vacate(self.job, worker.rank, gone))
+                gone = Vacancy(incarnation=worker.incarnation, about=text, until=self._state.now + seconds)
+                job.vacant[worker.rank] = gone
+                self._take_out(job, worker)
+                self._orders.begin(self._vacate(line, job, worker.rank, gone))
                 return
-            self._peers.notes.append(text)
-            self._peers.publish(WorkerGone(worker.rank, worker.incarnation, text, self.job.number))
-            self.job.dead.add(worker.rank)
-            if worker.rank in self.job.handed_over:
-                self.job.handed_over[worker.rank] = False
-            elif self.job.most:
-                self._change(self.job, text)
-            self._take_out(worker)
-            if not self._servers.broken:
-                self._orders.begin(self._dismiss(self.job, worker.rank, worker.incarnation))
-            self._vacant = True
+            self._announce_death(job, worker.rank, worker.incarnation, text)
+            if worker.rank in job.handed_over:
+                job.handed_over[worker.rank] = False
+            elif job.most:
+                self._change(job, text)
+            self._take_out(job, worker)
+            self._begin_dismissal(line, job, worker.rank, worker.incarnation)
+
+    def _announce_death(self, job: Job, rank: int, incarnation: int, text: str) -> None:
+        self._peers.notes.append(text)
+        self._peers.publish(WorkerGone(rank, incarnation, text, job.number))
+        job.dead.add(rank)
+
+    def _begin_dismissal(self, line: JobLine, job: Job, rank: int, incarnation: int) -> None:
+        if not self._state.broken:
+            self._orders.begin(self._dismiss(line, job, rank, incarnation))
+        self._has_place.add(line.name)
+
+    def _take_out(self, job: Job, worker: WorkerPeer) -> None:
+        del job.members[worker.rank]
+        for came in job.barriers.values():
+            came.pop(worker.rank, None)
+        for one in job.passes.values():
+            one.splits.release(worker.sender)
+            one.clocks.pop(worker.rank, None)
+        job.reached.pop(worker.rank, None)
+        self._check_barriers(job)
 
     def cancel(self) -> None:
         """Forget the workers that wait: the cluster is broken."""
-        self._forming.clear()
-        self._queue.clear()
-        self._admitting = None
-
-    def _dismiss_leaving(self, job: Job, worker: WorkerPeer, number: int) -> Operation:
-        yield from self._dismiss(job, worker.rank, worker.incarnation)
-        if worker.sender in self._peers.known:
-            self._peers.reply(worker, number, LeaveReply())
-            self._peers.forget(worker, LeaveReply())
-
-    def _dismiss(self, job: Job, rank: int, incarnation: int) -> Operation:
-        # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
-        results = yield Fence(rank, incarnation, self._number(job))
-        last = max(results, key=lambda done: done.result)
-        if rank in job.early or (job.most and rank in job.dead):
-            job.lost += (lost_worker(job, rank, results),)
-        order = Dismiss(rank, incarnation, last.result, last.tables, self._number(job))
-        job.clock = max(job.clock, *(done.result for done in (yield order)))
-        if self.job is job and self._is_over:
-            if self.name:
-                yield EndJob(job.number)
-            self._end()
+        self._admitting.clear()
+        for line in self._state.jobs.values():
+            line.forming = FormingJob()
+            line.queue.clear()
 
     # --- barriers and passes ----------------------------------------------------------------------------------
 
-    def barrier(self, worker: WorkerPeer, number: int, name: str) -> None:
+    @handles(Barrier)
+    def barrier(self, worker: WorkerPeer, number: int, ask: Barrier) -> ReplyBody | None:
         """Process that a worker has reached a barrier."""
-        if self.job is None or not self.is_member(worker):
-            self._peers.reply(worker, number, ErrorReply("protocol", f"{worker} has left the job and sent a barrier"))
-            return
-        worker.waiting[number] = f"the others at barrier {name!r}"
-        came = self.job.barriers.setdefault(name, {})
+        job = self.of(worker).job
+        if job is None or not job.has(worker):
+            return ErrorReply("protocol", f"{worker} has left the job and sent a barrier")
+        worker.waiting[number] = f"the others at barrier {ask.name!r}"
+        came = job.barriers.setdefault(ask.name, {})
         before = came.get(worker.rank)
         if before is not None:
             worker.waiting.pop(before, None)  # its wait timed out, and it came again
         came[worker.rank] = number
-        self._check_barriers()
+        self._check_barriers(job)
+        return None
 
-    def _check_barriers(self) -> None:
-        assert self.job is not None
-        for name, came in list(self.job.barriers.items()):
-            if self.job.members.keys() | self.job.vacant.keys() <= came.keys():
-                del self.job.barriers[name]
-                self.job.passed[name] = self.job.passed.get(name, 0) + 1
+    def _check_barriers(self, job: Job) -> None:
+        for name, came in list(job.barriers.items()):
+            if job.members.keys() | job.vacant.keys() <= came.keys():
+                del job.barriers[name]
+                job.passed[name] = job.passed.get(name, 0) + 1
                 for rank, number in came.items():
-                    worker = self.job.members.get(rank)
+                    worker = self._worker(job.members[rank]) if rank in job.members else None
                     if worker is not None and number in worker.waiting:
-                        self._peers.reply(worker, number, BarrierReply(lost_ranks(self.job)))
+                        self._peers.reply(worker, number, BarrierReply(lost_ranks(job)))
 
-    def take_split(self, worker: WorkerPeer, take: TakeSplit) -> ReplyBody:
+    @handles(TakeSplit)
+    def take_split(self, worker: WorkerPeer, number: int, take: TakeSplit) -> ReplyBody:
         """Return the reply to a request for a split of the data."""
-        if self.job is None or not self.is_member(worker):
+        job = self.of(worker).job
+        if job is None or not job.has(worker):
             return ErrorReply("protocol", f"{worker} has left the job and requested data")
-        return take_split(self.job, worker, take, self._peers.now)
+        return take_split(job, worker, take, self._state.now)
+
+
+def _raise_incarnation(line: JobLine, rank: int) -> int:
+    line.incarnations[rank] = line.incarnations.get(rank, 0) + 1
+    return line.incarnations[rank]
+
+
+def _disagreement(job: str, worker: WorkerPeer, numbers: tuple[int, int], rules: JobConsistency) -> str:
+    """Return why a worker cannot take part in a job of these numbers of workers and this consistency; empty: it can."""
+    assert worker.wants.workers is not None
+    own = (worker.wants.workers, worker.wants.most)
+    if own != numbers:
+        has, asks = (
+            counted(least, "worker") if not most else f"{least} to {most} workers" for least, most in (numbers, own)
+        )
+        return f"{job} has {has}, and {worker.about} asks for {asks}: pass the same everywhere"
+    if worker.wants.rules != rules:
+        return f"{job} has {rules}, and {worker.about} asks for {worker.wants.rules}: pass the same everywhere"
+    return ""

@@ -6,7 +6,7 @@
       snapshot-NNNN      the state of the membership before commit NNNN
       log-NNNN           the commits from NNNN on
 
-    snapshot   "SHOALSNP", the version as u16, and one frame whose payload is a `MembershipState`
+    snapshot   "SHOALSNP", the version as u16, and one frame whose payload is a `State`
     log        "SHOALJNL", the version as u16, and a frame for each commit; its payload is an array of `Input`
     committed  the number u64, CRC-32 of it u32
     frame      "SHJR", length of the payload u32, number u64, CRC-32 of the payload u32, CRC-32 of these fields u32;
@@ -48,8 +48,10 @@ from typing import NoReturn, Self
 
 import msgspec
 
+from shoal.base.decoders import msgpack_decoder
 from shoal.base.machine import local_path
-from shoal.cluster.scheduler.inputs import Input, MembershipState
+from shoal.cluster.scheduler.inputs import Input
+from shoal.cluster.scheduler.state import State
 from shoal.errors import CorruptionError, StorageError
 
 _log = logging.getLogger("shoal.scheduler")
@@ -67,8 +69,8 @@ _NAME = re.compile(r"(snapshot|log)-(\d{16})")
 
 _REMEDY = "restore the directory from a copy, or end the cluster's processes and start it again with an empty directory"
 
-_inputs: msgspec.msgpack.Decoder[list[Input]] = msgspec.msgpack.Decoder(list[Input])
-_state: msgspec.msgpack.Decoder[MembershipState] = msgspec.msgpack.Decoder(MembershipState)
+_inputs = msgpack_decoder(list[Input])
+_state = msgpack_decoder(State)
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -185,14 +187,14 @@ class Journal:
         except OSError as error:
             self._fail("be written", error)
 
-    def load(self) -> tuple[MembershipState, list[Input]] | None:
+    def load(self) -> tuple[State, list[Input]] | None:
         """Read the journal, and continue it."""
         try:
             return self._load()
         except OSError as error:
             self._fail("be read", error)
 
-    def _load(self) -> tuple[MembershipState, list[Input]] | None:
+    def _load(self) -> tuple[State, list[Input]] | None:
         snapshots, logs = self._numbers()
         newest = max(snapshots, default=-1)
         for number in logs:
@@ -304,7 +306,7 @@ class Journal:
         self._appended.clear()
         self._log_bytes += len(frame)
 
-    def begin(self, state: MembershipState) -> None:
+    def begin(self, state: State) -> None:
         """Store a state in place of all that was committed before; appended inputs must be committed."""
         if self._failed is not None:
             raise StorageError(*self._failed.args)
@@ -316,7 +318,7 @@ class Journal:
         except OSError as error:
             self._fail("be written", error)
 
-    def _begin(self, number: int, state: MembershipState) -> None:
+    def _begin(self, number: int, state: State) -> None:
         log = open_file(self._path("log", number), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         if self._file >= 0:
             os.close(self._file)

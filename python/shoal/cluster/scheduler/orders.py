@@ -12,29 +12,30 @@ Invariant: I3 of membership.py. Threads: one.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from typing import TypeAlias
 
-from shoal.cluster.protocol.messages import AddTable, ErrorReply, Order, OrderBody, OrderReply, ReportMetrics, StartJob
-from shoal.cluster.scheduler.members import ServerPeer
+from shoal.cluster.protocol.messages import (
+    AddTable,
+    ErrorReply,
+    Order,
+    OrderReply,
+    ReportMetrics,
+    StartJob,
+)
+from shoal.cluster.protocol.records import OrderBody
 from shoal.cluster.scheduler.peers import Peers
-
-_RESEND_SECONDS = 0.1  # until an order is sent again; each time twice as long as before
-_MAX_RESEND_SECONDS = 1.0
+from shoal.cluster.scheduler.state import ServerPeer, State
 
 Operation: TypeAlias = Generator[OrderBody, list[OrderReply], None]
-
-
-def _resume(operation: Operation, results: list[OrderReply]) -> OrderBody:
-    return operation.send(results)
 
 
 class Orders:
     """The operations, and the order in progress."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, state: State, peers: Peers) -> None:
+        self._state = state
         self._peers = peers
         self._operations: deque[Operation] = deque()
         self._operation: Operation | None = None
@@ -43,8 +44,6 @@ class Orders:
         self._results: dict[int, OrderReply] = {}
         self._is_paused = False
         self._is_stepping = False
-        # Number of orders so far, which identifies the one in progress.
-        self.steps = 0
 
     @property
     def at_rest(self) -> bool:
@@ -76,25 +75,24 @@ class Orders:
         while not self._is_paused and not self._is_stepping:
             if self._operation is None and self._operations:
                 self._operation = self._operations.popleft()
-                self._step(lambda operation: next(operation))
+                self._step(None)
             elif self._operation is not None and not self._awaited:
-                results = [self._results[key] for key in sorted(self._results)]
-                self._step(functools.partial(_resume, results=results))
+                self._step([self._results[key] for key in sorted(self._results)])
             else:
                 return
 
-    def _step(self, go: Callable[[Operation], OrderBody]) -> None:
+    def _step(self, results: list[OrderReply] | None) -> None:
         assert self._operation is not None
         self._is_stepping = True  # it may begin others
         try:
-            self._body = go(self._operation)
+            self._body = next(self._operation) if results is None else self._operation.send(results)
         except StopIteration:
             self._operation = self._body = None
             self._results = {}
             return
         finally:
             self._is_stepping = False
-        self.steps += 1
+        self._state.steps += 1
         members = [server for server in self._peers.servers.values() if server.member]
         self._results, self._awaited = {}, {server.rank for server in members}
         for server in members:
@@ -105,15 +103,14 @@ class Orders:
     def send(self, server: ServerPeer, *, again: bool = False) -> None:
         """Send a server its order."""
         assert server.order is not None
-        longer = min(2 * server.resend_seconds, _MAX_RESEND_SECONDS)
-        server.resend_seconds = longer if again else _RESEND_SECONDS
-        server.resend_at = self._peers.now + server.resend_seconds
-        self._peers.out.append((server.route, server.order))
+        server.link.order.sent(self._state.now, again=again)
+        self._peers.out.append((server.link.route, server.order))
 
     def resend(self) -> None:
         """Send the orders that were not acknowledged in time again."""
         for server in self._peers.servers.values():
-            if server.order is not None and server.resend_at <= self._peers.now and server.disconnected_at is None:
+            is_due = server.link.order.at <= self._state.now and server.link.disconnected_at is None
+            if server.order is not None and is_due:
                 self.send(server, again=True)
 
     def done(self, server: ServerPeer, done: OrderReply) -> str:
@@ -150,7 +147,7 @@ class Orders:
         self._awaited -= keys
         if not isinstance(self._body, ReportMetrics):
             for adopter in adopters:
-                adopter.pending = Order(self.steps, self._body)
+                adopter.pending = Order(self._state.steps, self._body)
                 self._awaited.add(-1 - adopter.rank)
         self._continue()
 

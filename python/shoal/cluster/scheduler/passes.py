@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from shoal.cluster.protocol.messages import ErrorReply, ReplyBody, SplitReply, TakeSplit
-from shoal.cluster.scheduler.members import DataPass, Job, WorkerPeer
+from shoal.cluster.protocol.messages import (
+    ErrorReply,
+    SplitReply,
+    TakeSplit,
+)
+from shoal.cluster.protocol.records import ReplyBody
 from shoal.cluster.scheduler.splits import SplitTracker
+from shoal.cluster.scheduler.state import DataPass, Job, WorkerPeer
 
 _MAX_SPLITS = 1 << 24
 _MAX_PASSES = 1024  # unfinished ones
@@ -21,7 +26,7 @@ def take_split(job: Job, worker: WorkerPeer, take: TakeSplit, now: float) -> Rep
             return ErrorReply(
                 "input", f"{len(job.passes)} passes over the data are unfinished: finish one of them first"
             )
-        job.passes[take.pass_number] = DataPass(SplitTracker(take.count), take.digest)
+        job.passes[take.pass_number] = DataPass(splits=SplitTracker(take.count), digest=take.digest)
     one = job.passes[take.pass_number]
     if (take.count, take.digest) != (one.splits.count, one.digest):
         text = (
@@ -29,7 +34,7 @@ def take_split(job: Job, worker: WorkerPeer, take: TakeSplit, now: float) -> Rep
             "let all workers read the same files, of the same sizes, with the same split_bytes"
         )
         return ErrorReply("input", text)
-    job.reached[worker.rank] = max(job.reached[worker.rank], take.pass_number)
+    job.reached[worker.rank] = max(job.reached.get(worker.rank, -1), take.pass_number)
     job.forget_passes()
     if take.finished >= 0:
         one.splits.finish(worker.sender, take.finished, now)
@@ -38,7 +43,9 @@ def take_split(job: Job, worker: WorkerPeer, take: TakeSplit, now: float) -> Rep
     if not one.splits.over:
         return SplitReply(one.splits.take(worker.sender, now, reissue=take.reissue), None)
     one.clocks[worker.rank] = take.clock
-    if one.end is None and all(rank in one.clocks or job.reached[rank] > take.pass_number for rank in job.members):
+    if one.end is None and all(
+        rank in one.clocks or job.reached.get(rank, -1) > take.pass_number for rank in job.members
+    ):
         # A worker has ticked once at most since it reported its clock.
         one.end = max(one.clocks.values()) + (len(job.members) > 1)
     return SplitReply(None, take.clock if job.consistency.mode == "asp" else one.end)

@@ -8,19 +8,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from shoal.cluster.scheduler.inputs import Settings
 from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.membership import Membership
+from shoal.cluster.scheduler.state import Settings, State
 
 _log = logging.getLogger("shoal.scheduler")
 
 
-def recover(journal: Journal, new: Membership, *, counts: Callable[[], dict[str, int]] = dict) -> Membership:
-    """Replay a journal; its membership appends its inputs to it."""
+def recover(journal: Journal, new: State, make: Callable[[State], Membership] = Membership) -> Membership:
+    """Return the membership of a journal, whose inputs are replayed; of ``new`` if there is none or it was ended."""
     found = journal.load()
     if found is not None:
         state, entries = found
-        membership = Membership.restore(state, counts=counts, record=journal.append)
+        membership = make(state)
         failed = 0
         for entry in entries:
             try:
@@ -29,18 +29,18 @@ def recover(journal: Journal, new: Membership, *, counts: Callable[[], dict[str,
                 failed += 1
         if failed:
             _log.error("%d inputs of the journal %s caused internal errors again", failed, journal.directory)
-        if not membership.ended:
-            _check(journal, membership.settings, new.settings)
+        if not state.ended:
+            _check(journal, state.settings, new.settings)
             _log.info(
                 "the journal %s gives the cluster %s again: %d inputs since its snapshot",
                 journal.directory,
-                membership.cluster,
+                state.cluster,
                 len(entries),
             )
             return membership
         _log.info("the cluster of the journal %s was ended: a new one begins", journal.directory)
-    journal.begin(new.save())
-    return new
+    journal.begin(new)
+    return make(new)
 
 
 def _check(journal: Journal, kept: Settings, given: Settings) -> None:

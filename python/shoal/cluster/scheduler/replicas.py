@@ -20,24 +20,30 @@ Threads: one.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
-
-from msgspec import structs
+from typing import NamedTuple
 
 from shoal.base.plural import counted
-from shoal.cluster.protocol.messages import AcceptedReply, ErrorReply, ReplyBody, ReportStream, StreamsClosed
+from shoal.cluster.protocol.messages import (
+    AcceptedReply,
+    Drain,
+    ErrorReply,
+    Rebalance,
+    ReportStream,
+    StreamsClosed,
+)
+from shoal.cluster.protocol.records import ReplyBody
 from shoal.cluster.protocol.reports import ServerDied
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, cut_evenly
 from shoal.cluster.scheduler.assignments import Assignments
-from shoal.cluster.scheduler.inputs import DrainRequested, FailoverState, MembershipState, RebalanceRequested, Settings
-from shoal.cluster.scheduler.members import ServerPeer
-from shoal.cluster.scheduler.numbers import NumberSource
+from shoal.cluster.scheduler.handlers import handles
+from shoal.cluster.scheduler.inputs import PlanDue
 from shoal.cluster.scheduler.orders import Orders
 from shoal.cluster.scheduler.peers import Peers
 from shoal.cluster.scheduler.planner import Layout, Wishes, describe_slots, find_uneven, owned, plan, ring
 from shoal.cluster.scheduler.stamps import Stamps
+from shoal.cluster.scheduler.state import Failover, Peer, ServerPeer, State
 
 _AVOID_SECONDS = 5.0  # in which a stream that was closed is not opened again
 _ORDER_SECONDS = 0.05  # until a move is planned again that an operation is in the way of
@@ -45,15 +51,15 @@ _MOVE_BYTES = 8 << 20  # that an arc counts at least when it moves: its requests
 _MAX_PAUSE_SECONDS = 0.25  # between two moves
 _SHORT_SECONDS = 0.001  # a pause between two moves that is not worth a wait
 _MAX_FAILOVERS = 16  # that are remembered
-_MAX_COMMANDS = 256  # whose replies are kept
 
 
 class _Dead(NamedTuple):
-    """A server that has died, when and why, its arcs, those that it may have had too, and its endpoints."""
+    """A server that has died: when, how long after its last sign of life, and what it had or may have had."""
 
     server: ServerPeer
     why: str
     at: float
+    silent: float
     arcs: set[int]
     unsure: set[int]
     endpoints: set[int]
@@ -62,59 +68,14 @@ class _Dead(NamedTuple):
 class Replicas:
     """Arcs, copies and streams."""
 
-    def __init__(
-        self, settings: Settings, peers: Peers, orders: Orders, assignments: Assignments, numbers: NumberSource
-    ) -> None:
-        self._settings = settings
+    def __init__(self, state: State, peers: Peers, orders: Orders, assignments: Assignments) -> None:
+        self._state = state
         self._peers = peers
         self._orders = orders
         self._assignments = assignments
-        self._numbers = numbers
-        self._next_endpoint = 0
-        self._balance = False
-        self._weights: tuple[int, ...] = ()
-        self._avoid: dict[tuple[int, int], float] = {}  # primary and backup, until when
-        self._plan_at: float | None = None
-        self._move_at = 0.0  # before which no copy of an arc that has to move begins
-        self._noted: ClusterMap | None = None  # the last one that `carried_out` has seen
-        # Ranks of servers that are to have no arcs and copies.
-        self.draining: set[int] = set()
         self._dead: dict[int, _Dead] = {}  # servers whose arcs are not assigned yet, by rank
-        self.stamps = Stamps(peers)
-        # Ranks of servers that were emptied, unless another server has the rank now.
-        self.drained: set[int] = set()
-        # Replies to the last requests of tools, by sender and number.
-        self.commands: dict[tuple[bytes, int], ReplyBody] = {}
-        # The last ones.
-        self.failovers: deque[FailoverState] = deque(maxlen=_MAX_FAILOVERS)
-        # Of this process.
-        self.num_failovers = 0
-
-    def save(self) -> dict[str, Any]:
-        """Return the fields of :class:`.MembershipState` that are kept here."""
-        return {
-            "map": self._assignments.newest,
-            "next_endpoint": self._next_endpoint,
-            "draining": sorted(self.draining),
-            "drained": sorted(self.drained),
-            "commands": [(*request, reply) for request, reply in self.commands.items()],
-            "balance": self._balance,
-            "weights": self._weights,
-            "avoid": [(*pair, until) for pair, until in self._avoid.items()],
-            "plan_at": self._plan_at,
-            "move_at": self._move_at,
-            "failovers": list(self.failovers),
-        }
-
-    def restore(self, state: MembershipState) -> None:
-        """Take a saved state."""
-        self._next_endpoint, self.draining = state.next_endpoint, set(state.draining)
-        self.drained = set(state.drained)
-        self.commands = {(sender, number): reply for sender, number, reply in state.commands}
-        self._balance, self._weights = state.balance, state.weights
-        self._avoid = {(primary, backup): until for primary, backup, until in state.avoid}
-        self._plan_at, self._move_at = state.plan_at, state.move_at
-        self.failovers.extend(state.failovers)
+        self.stamps = Stamps(state, peers)
+        self.num_failovers = 0  # of this process
 
     # --- joining ----------------------------------------------------------------------------------------------
 
@@ -122,41 +83,41 @@ class Replicas:
         """Make the first map, of these servers in the order of their ranks."""
         ready = list(servers)
         loops = [(address, server.rank) for server in ready for address in server.addresses]
-        map = cut_evenly(1, self._settings.slots, loops)
-        self._next_endpoint = len(loops)
+        map = cut_evenly(1, self._state.settings.slots, loops)
+        self._state.next_endpoint = len(loops)
         for server in ready:
             server.member = True
-        if self._settings.replicas:
-            self._assignments.change(ring(map, self._settings.replicas, self._draw, self._nodes()))
+        if self._state.settings.replicas:
+            self._assignments.change(ring(map, self._state.settings.replicas, self._draw, self._nodes()))
             return
-        self._assignments.newest = map
+        self._state.newest = map
         for server in ready:
             self._assignments.take_as_given(server)
         self._assignments.carry_out()
 
     def admit(self, server: ServerPeer) -> ClusterMap:
         """Add the endpoints of a server, without arcs, and move some there unless it is a spare; returns the map."""
-        first = self._next_endpoint
-        self._next_endpoint += len(server.addresses)
+        first = self._state.next_endpoint
+        self._state.next_endpoint += len(server.addresses)
         endpoints = [Endpoint(first + k, address, server.rank) for k, address in enumerate(server.addresses)]
         server.member = True
-        self.drained.discard(server.rank)
+        self._state.drained.discard(server.rank)
         if not server.spare:
-            self._balance, self._weights = True, ()
+            self._state.balance, self._state.weights = True, ()
         layout, map = self._layout()
-        self._assignments.newest = layout.to_map(map.epoch + 1, endpoints)
+        self._state.newest = layout.to_map(map.epoch + 1, endpoints)
         self._assignments.take_as_given(server)
-        self._change(self._assignments.newest)
-        return self._assignments.newest
+        self._change(self._state.newest)
+        return self._state.newest
 
     # --- the end of a server ----------------------------------------------------------------------------------
 
-    def lose(self, server: ServerPeer, why: str) -> tuple[str, str]:
+    def lose(self, server: ServerPeer, why: str, silent: float) -> tuple[str, str]:
         """Serve the arcs of a server that has died from their copies."""
-        map = self._assignments.newest
+        map = self._state.newest
         if map is None:
             return "", ""
-        self.draining.discard(server.rank)
+        self._state.draining.discard(server.rank)
         self._keep_enough()
         self.stamps.forget(server)
         own = owned(map).get(server.rank, set())
@@ -167,7 +128,7 @@ class Replicas:
                 self._replace_dead()
             self._assignments.carry_out()
             return "", ""
-        self._dead[server.rank] = _Dead(server, why, self._peers.now, own, server.may_serve - own, gone)
+        self._dead[server.rank] = _Dead(server, why, self._state.now, silent, own, server.may_serve - own, gone)
         lost = self._layout()[0].remove_endpoints(self._gone, self._unsure)
         if lost:
             return self._describe_loss(server, why, map, lost)
@@ -182,8 +143,8 @@ class Replicas:
 
     def has_last_copy(self, server: ServerPeer) -> bool:
         """Whether slots would be lost with a server, though the cluster has replicas."""
-        map = self._assignments.newest
-        if map is None or not self._settings.replicas:
+        map = self._state.newest
+        if map is None or not self._state.settings.replicas:
             return False
         gone = {endpoint.id for endpoint in map.of_server(server.rank)}
         own = owned(map).get(server.rank, set())
@@ -203,6 +164,7 @@ class Replicas:
         layout, _ = self._layout()
         return any(len(layout.holders(arc, self._gone)) > 1 for arc in arcs)
 
+    @handles(StreamsClosed)
     def stamped(self, closed: StreamsClosed) -> None:
         """Process how far the copies on a server are; with the last of them, serve the arcs of dead servers."""
         self.stamps.report(closed)
@@ -222,20 +184,21 @@ class Replicas:
                 names = ", ".join(f"server {adopter.rank}" for adopter in adopters)
                 self._peers.notes.append(f"{text}: {names} will serve its slots {slots} from copies")
                 self.num_failovers += 1
-                self.failovers.append(
-                    FailoverState(
+                self._state.failovers.append(
+                    Failover(
                         server=rank,
                         about=server.about,
                         why=dead.why,
                         slots=slots,
                         at=dead.at,
-                        silent=server.died_after,
+                        silent=dead.silent,
                     )
                 )
             else:
                 self._peers.notes.append(f"{text}: it served no slots")
             self._peers.deaths.append(ServerDied(server.about))
             self._orders.replace(server, adopters)
+        del self._state.failovers[:-_MAX_FAILOVERS]
         self._dead.clear()
         self.stamps.clear()
         self._assignments.is_held = False
@@ -243,16 +206,17 @@ class Replicas:
 
     def _keep_enough(self) -> None:
         """Drain no server that the others need for their copies."""
+        draining, replicas = self._state.draining, self._state.settings.replicas
         members = {server.rank for server in self._peers.servers.values() if server.member}
-        if self.draining and len(members - self.draining) <= self._settings.replicas:
-            ranks = ", ".join(f"server {rank}" for rank in sorted(self.draining))
-            self._peers.notes.append(f"{ranks} stays: the others are too few for replicas={self._settings.replicas}")
-            self.draining.clear()
+        if draining and len(members - draining) <= replicas:
+            ranks = ", ".join(f"server {rank}" for rank in sorted(draining))
+            self._peers.notes.append(f"{ranks} stays: the others are too few for replicas={replicas}")
+            draining.clear()
 
     def _describe_loss(self, server: ServerPeer, why: str, map: ClusterMap, lost: list[int]) -> tuple[str, str]:
         where = f"server {server.rank} at {', '.join(server.addresses)} ({server.about})"
         reason = why
-        if self._settings.replicas:
+        if self._state.settings.replicas:
             slots = describe_slots(map, lost)
             where = f"{where}, which had the last copy of slots {slots},"
             reason = f"{why}; it had the last copy of slots {slots}"
@@ -261,8 +225,11 @@ class Replicas:
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def report(self, server: ServerPeer, report: ReportStream) -> ReplyBody:
+    @handles(ReportStream, of_all=True)
+    def report(self, server: Peer, number: int, report: ReportStream) -> ReplyBody:
         """Process what a server reports of a stream of one of its endpoints."""
+        if not isinstance(server, ServerPeer) or not server.member:
+            return ErrorReply("protocol", f"{server} is not a server of the cluster and sent ReportStream")
         layout, map = self._layout()
         stream = next((stream for stream in map.streams if stream.id == report.stream), None)
         if stream is None or layout.server(stream.primary) != server.rank:
@@ -279,26 +246,25 @@ class Replicas:
         layout.close(stream.primary, stream.backup)
         for arc in given:
             layout.copies[arc].discard(stream.backup)
-        self._avoid[stream.primary, stream.backup] = self._peers.now + _AVOID_SECONDS
+        self._state.avoid[stream.primary, stream.backup] = self._state.now + _AVOID_SECONDS
         to = layout.endpoints[stream.backup].label
         slots = describe_slots(map, stream.arcs) or "none"
         self._peers.notes.append(f"the copies of slots {slots} at {to} are given up, {report.state}: {report.text}")
         self._change(layout.to_map(map.epoch + 1))
         return AcceptedReply("the stream is closed")
 
-    def drain(self, request: DrainRequested) -> None:
+    @handles(Drain)
+    def drain(self, drain: Drain) -> ReplyBody:
         """Begin to empty a server."""
-        self._reply(request, self._drain(request.server))
-
-    def _drain(self, rank: int) -> ReplyBody:
-        if rank in self.drained:
+        rank, state = drain.server, self._state
+        if rank in state.drained:
             return AcceptedReply(f"server {rank} was drained: other servers have all of its slots")
         fault = self._drain_error(rank)
         if fault:
             return ErrorReply("input", fault)
-        if rank not in self.draining:
-            self.draining.add(rank)
-            self._plan_at = self._peers.now
+        if rank not in state.draining:
+            state.draining.add(rank)
+            state.plan_at = state.now
             self._peers.notes.append(f"server {rank} is drained: its slots move to other servers, then it ends")
         return AcceptedReply(f"server {rank} ends when other servers have all of its slots")
 
@@ -306,113 +272,105 @@ class Replicas:
         server = self._peers.servers.get(rank)
         if server is None or not server.member:
             return f"the cluster has no server {rank}"
-        left = sum(one.member and one.rank not in {*self.draining, rank} for one in self._peers.servers.values())
-        needed = self._settings.replicas + 1
+        left = sum(one.member and one.rank not in {*self._state.draining, rank} for one in self._peers.servers.values())
+        needed = self._state.settings.replicas + 1
         if left < needed:
             return (
                 f"without server {rank} the cluster has {counted(left, 'server')}, and replicas="
-                f"{self._settings.replicas} needs {needed}: start another server first"
+                f"{self._state.settings.replicas} needs {needed}: start another server first"
             )
         return ""
 
-    def rebalance(self, request: RebalanceRequested) -> None:
+    @handles(Rebalance)
+    def rebalance(self, rebalance: Rebalance) -> ReplyBody:
         """Begin to move arcs until all endpoints have equal sums of weights, or equally many arcs."""
-        self._reply(request, self._rebalance(request.weights))
-
-    def _rebalance(self, weights: tuple[int, ...]) -> ReplyBody:
-        map = self._assignments.newest
+        weights, map, state = rebalance.weights, self._state.newest, self._state
         if map is None:
             return ErrorReply("input", "not all servers have joined yet: there are no slots to move")
         if weights and len(weights) != len(map.arcs):
             return ErrorReply("input", f"{len(weights)} weights were given for {len(map.arcs)} arcs: give one for each")
-        self._balance, self._weights = True, weights
-        self._plan_at = self._peers.now
+        state.balance, state.weights, state.plan_at = True, weights, state.now
         return AcceptedReply(f"slots move until all endpoints have equal{' sums of weights' if weights else 'ly many'}")
-
-    def _reply(self, request: DrainRequested | RebalanceRequested, reply: ReplyBody) -> None:
-        """Keep the reply to a request: a tool repeats the request until it has received the reply."""
-        self.commands[request.sender, request.number] = reply
-        if len(self.commands) > _MAX_COMMANDS:
-            del self.commands[next(iter(self.commands))]
 
     # --- planning ---------------------------------------------------------------------------------------------
 
     @property
     def plan_at(self) -> float | None:
         """When to plan again: arcs may lack copies or have to move; None: nothing has changed since the last plan."""
-        return self._plan_at if self._assignments.are_confirmed else None
+        return self._state.plan_at if self._assignments.are_confirmed else None
 
-    def plan(self) -> None:
+    @handles(PlanDue)
+    def plan(self, _: PlanDue | None = None) -> None:
         """Change the map toward the goals of the planner."""
         layout, map = self._layout()
-        now = self._peers.now
-        pause = min(_MOVE_BYTES / self._settings.copy_rate, _MAX_PAUSE_SECONDS)
-        most_moves = len(map.arcs) if pause < _SHORT_SECONDS else int(now >= self._move_at)
-        self._plan_at = None
-        self._avoid = {pair: until for pair, until in self._avoid.items() if until > now}
-        wishes = Wishes(
-            self._settings.replicas, self.draining, self._balance, self._avoid.keys(), self._weights, most_moves
-        )
+        state, settings, now = self._state, self._state.settings, self._state.now
+        pause = min(_MOVE_BYTES / settings.copy_rate, _MAX_PAUSE_SECONDS)
+        most_moves = len(map.arcs) if pause < _SHORT_SECONDS else int(now >= state.move_at)
+        state.plan_at = None
+        state.avoid = {pair: until for pair, until in state.avoid.items() if until > now}
+        wishes = Wishes(settings.replicas, state.draining, state.balance, state.avoid.keys(), state.weights, most_moves)
         may_move = self._orders.at_rest
         changed = plan(layout, wishes, may_move=may_move)
         changed |= layout.tidy()
         if may_move and not changed:
             changed = self._release_drained(layout)
         if layout.moves_begun:
-            self._move_at = now + pause
-        times = [*self._avoid.values()]
-        if (self.draining or self._balance) and now < self._move_at:
-            times.append(self._move_at)
+            state.move_at = now + pause
+        times = [*state.avoid.values()]
+        wants_moves = bool(state.draining) or state.balance
+        if wants_moves and now < state.move_at:
+            times.append(state.move_at)
         if times:
-            self._plan_at = min(times)
-        if (self.draining or self._balance) and not may_move:
-            self._plan_at = now + _ORDER_SECONDS
+            state.plan_at = min(times)
+        if wants_moves and not may_move:
+            state.plan_at = now + _ORDER_SECONDS
         if changed:
             self._change(layout.to_map(map.epoch + 1))
-        elif self._balance and find_uneven(layout, wishes) is None:
-            self._balance = False
-            self._plan_at = now  # copies that it has made and are not needed
+        elif state.balance and find_uneven(layout, wishes) is None:
+            state.balance = False
+            state.plan_at = now  # copies that it has made and are not needed
 
     def _release_drained(self, layout: Layout) -> bool:
         """Take the endpoints of empty servers out of the map, which ends them; returns whether there are any."""
         released = False
-        for rank in sorted(self.draining):
+        for rank in sorted(self._state.draining):
             ids = [id for id, endpoint in layout.endpoints.items() if endpoint.server == rank]
             server = self._peers.servers.get(rank)
             if ids and server is not None and all(layout.is_free(id) for id in ids):
                 for id in ids:
                     del layout.endpoints[id]
                 server.member = False
-                self.drained.add(rank)
+                self._state.drained.add(rank)
                 self._peers.notes.append(f"server {rank} is empty: it ends")
                 released = True
         return released
 
-    def carried_out(self) -> None:
+    def note_carried_out(self) -> None:
         """Note that all arcs are served again after a failover, and later that they have all copies."""
-        map = self._assignments.published
-        if map is None or map is not self._assignments.newest or map is self._noted:
+        state = self._state
+        map = state.published
+        if map is None or map is not state.newest or map.epoch == state.noted_epoch:
             return
-        self._noted = map
+        state.noted_epoch = map.epoch
         copies = Counter(arc for stream in map.streams for arc in stream.arcs)
-        is_copied = all(copies[arc] >= self._settings.replicas for arc in range(len(map.arcs)))
-        for k, one in enumerate(self.failovers):
-            seconds = self._peers.now - one.at
+        is_copied = all(copies[arc] >= state.settings.replicas for arc in range(len(map.arcs)))
+        for one in state.failovers:
+            seconds = state.now - one.at
             if one.served_at is None:
-                self.failovers[k] = one = structs.replace(one, served_at=self._peers.now)
+                one.served_at = state.now
                 self._peers.notes.append(
                     f"slots {one.slots} of dead server {one.server} are served again, {seconds:.3f} s after it was "
                     f"declared dead and {seconds + one.silent:.3f} s after its last sign of life: epoch {map.epoch}"
                 )
             if one.copied_at is None and is_copied:
-                self.failovers[k] = structs.replace(one, copied_at=self._peers.now)
+                one.copied_at = state.now
                 self._peers.notes.append(
                     f"all slots have their copies again, {seconds:.3f} s after server {one.server} was declared dead: "
                     f"epoch {map.epoch}"
                 )
 
     def _layout(self) -> tuple[Layout, ClusterMap]:
-        map = self._assignments.newest
+        map = self._state.newest
         assert map is not None
         return Layout(map, self._draw, self._nodes()), map
 
@@ -420,8 +378,8 @@ class Replicas:
         return {rank: server.node for rank, server in self._peers.servers.items()}
 
     def _change(self, map: ClusterMap) -> None:
-        self._plan_at = self._peers.now
+        self._state.plan_at = self._state.now
         self._assignments.change(map)
 
     def _draw(self) -> int:
-        return self._numbers.draw(52) + 1
+        return self._state.draw(52) + 1

@@ -22,12 +22,12 @@ import errno
 import logging
 import math
 import os
-import random
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Self
 
 import zmq
@@ -51,10 +51,11 @@ from shoal.cluster.protocol.reports import ServerDied, WorkerDied
 from shoal.cluster.scheduler.connections import ConnectionMonitor
 from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.journal import Journal
-from shoal.cluster.scheduler.members import AddressProbe, LivenessProbe, Outgoing
-from shoal.cluster.scheduler.membership import COPY_RATE, Membership
+from shoal.cluster.scheduler.membership import Membership
+from shoal.cluster.scheduler.peers import AddressProbe, LivenessProbe, Outgoing
 from shoal.cluster.scheduler.recovery import recover
 from shoal.cluster.scheduler.silence import Pinger
+from shoal.cluster.scheduler.state import COPY_RATE, Settings, State
 
 _log = logging.getLogger("shoal.scheduler")
 
@@ -101,20 +102,17 @@ class Scheduler:
         self._refusals = Refusals(_log)
         self._guard: Guard | None = None
         self._journal: Journal | None = None
-        self._membership = Membership(
+        settings = Settings(
             servers=servers,
             workers=workers,
             slots=slots,
             heartbeat=heartbeat,
+            grace=(GRACE_SECONDS if journal is None else _JOURNAL_GRACE_SECONDS) if grace is None else grace,
             replicas=replicas,
             copy_rate=copy_rate,
             replacement_seconds=replacement_seconds,
-            grace=(GRACE_SECONDS if journal is None else _JOURNAL_GRACE_SECONDS) if grace is None else grace,
-            rng=random.SystemRandom(),
-            now=0.0,
-            counts=self.refused,
-            record=self._record,
         )
+        new = State(settings=settings, seed=os.urandom(16))
         self.on_death: Callable[[ServerDied | WorkerDied], None] = lambda death: None  # called by the thread of `run`
         self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
@@ -124,14 +122,17 @@ class Scheduler:
         self._measured_at = -math.inf
         self._leaving = False  # the cluster continues, with the next scheduler of the journal
         self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
+        make = partial(Membership, counts=self.refused, record=self._record)
         with contextlib.ExitStack() as undo:  # run by `close`, last to first
             if journal is not None:
                 self._journal = undo.enter_context(Journal(journal))
-                self._membership = recover(self._journal, self._membership, counts=self.refused)
+                self._membership = recover(self._journal, new, make)
+            else:
+                self._membership = make(new)
             # The time of the membership continues from its last input: it stands still while there is no scheduler.
-            self._time_before = self._membership.now - time.monotonic()
-            if not port and self._membership.address:  # any port, but the one that the peers know
-                port = split(self._membership.address)[1]
+            self._time_before = self._membership.state.now - time.monotonic()
+            if not port and self._membership.state.address:  # any port, but the one that the peers know
+                port = split(self._membership.state.address)[1]
             self._wake_read, self._wake_write = (undo.enter_context(one) for one in socket.socketpair())
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
@@ -256,7 +257,7 @@ class Scheduler:
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         poller.register(self._monitor.socket, zmq.POLLIN)
-        while not self._stopping and not self._membership.ended and going():
+        while not self._stopping and not self._membership.state.ended and going():
             ready = dict(poller.poll(self._pause_ms()))
             if self._wake_read.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -298,7 +299,7 @@ class Scheduler:
                     self._view = self._membership.view()
             while self._membership.probes:
                 self._probers.submit(self._probe, self._membership.probes.popleft())
-        if self._leaving and not self._membership.ended:
+        if self._leaving and not self._membership.state.ended:
             _log.info(
                 "the scheduler ends, and its cluster continues: start it again with its journal within %g s",
                 self._membership.settings.grace,
@@ -371,7 +372,7 @@ class Scheduler:
         except Exception as error:
             if isinstance(message, Request):
                 what = ErrorReply("protocol", f"the request caused an internal error: {type(error).__name__}")
-                self._send([(route, Reply(message.number, what, self._membership.generation))])
+                self._send([(route, Reply(message.number, what, self._membership.state.generation))])
             raise
         self._send(outgoing)
 

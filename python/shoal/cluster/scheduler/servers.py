@@ -11,72 +11,47 @@ Threads: one.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from shoal.cluster.protocol.address import complete, split
 from shoal.cluster.protocol.messages import (
     EndpointMetrics,
     ErrorReply,
+    GetMetrics,
     Join,
     JoinReply,
     MetricsReply,
     ReportMetrics,
     ServerGone,
 )
-from shoal.cluster.protocol.slot_map import ClusterMap
+from shoal.cluster.protocol.records import ReplyBody
 from shoal.cluster.scheduler.assignments import Assignments
-from shoal.cluster.scheduler.inputs import MembershipState, Probed, Settings
-from shoal.cluster.scheduler.members import AddressProbe, ServerPeer, WorkerPeer
+from shoal.cluster.scheduler.handlers import handles
+from shoal.cluster.scheduler.inputs import Probed, RefusalsCounted
 from shoal.cluster.scheduler.orders import Operation, Orders
-from shoal.cluster.scheduler.peers import Peers
+from shoal.cluster.scheduler.peers import AddressProbe, Peers
 from shoal.cluster.scheduler.replicas import Replicas
-from shoal.cluster.scheduler.tables import Tables
+from shoal.cluster.scheduler.state import ServerPeer, State, WorkerPeer
 
 
 class Servers:
     """The servers that have joined."""
 
     def __init__(
-        self,
-        settings: Settings,
-        peers: Peers,
-        orders: Orders,
-        assignments: Assignments,
-        replicas: Replicas,
-        tables: Tables,
+        self, state: State, peers: Peers, orders: Orders, assignments: Assignments, replicas: Replicas
     ) -> None:
-        self._settings = settings
+        self._state = state
         self._peers = peers
         self._orders = orders
         self._assignments = assignments
         self._replicas = replicas
-        self._tables = tables
-        # Description of the lost server; empty while none was lost.
-        self.broken = ""
-        # The scheduler's own metrics, as they were when the last server reported its metrics.
-        self.counts: dict[str, int] = {}
-
-    def save(self) -> dict[str, Any]:
-        """Return the fields of :class:`.MembershipState` that are kept here."""
-        return {"broken": self.broken}
-
-    def restore(self, state: MembershipState) -> None:
-        """Take a saved state."""
-        self.broken = state.broken
-
-    @property
-    def map(self) -> ClusterMap | None:
-        """The map that workers use; None before all servers have joined."""
-        return self._assignments.published
 
     # --- joining ----------------------------------------------------------------------------------------------
 
-    def join(self, server: ServerPeer, number: int, join: Join) -> None:
+    def join(self, server: ServerPeer, number: int, join: Join) -> ReplyBody | None:
         """Process the request of a server to join: its addresses are probed first."""
         fault = self._error(server, join)
         if fault:
-            self._peers.reply(server, number, ErrorReply("input", fault))
-            return
+            return ErrorReply("input", fault)
         free = (rank for rank in itertools.count() if rank not in self._peers.servers)
         server.rank = next(free) if join.rank is None else join.rank
         server.addresses = tuple(complete(address, server.host) for address in join.addresses)
@@ -86,12 +61,13 @@ class Servers:
         self._peers.servers[server.rank] = server
         server.waiting[number] = "its addresses to be probed"
         self._peers.probes.append(AddressProbe(server.sender, number, server.addresses))
+        return None
 
     def _error(self, server: ServerPeer, join: Join) -> str:
-        servers, size = self._peers.servers, self._settings.servers
+        servers, size, slots = self._peers.servers, self._state.settings.servers, self._state.settings.slots
         if server.rank >= 0:
             return f"{server} has joined already"
-        is_formed = self._assignments.newest is not None
+        is_formed = self._state.newest is not None
         if join.spare and not is_formed:
             return f"a spare server joins a cluster that has formed, but {self.missing()}: start it when all have"
         if len(servers) == size and not is_formed:
@@ -111,18 +87,18 @@ class Servers:
         taken = {address for other in servers.values() for address in other.addresses}
         if len(set(addresses)) < len(addresses) or taken & set(addresses):
             return f"two endpoints have the same address among {', '.join(addresses)}: give each server its own --bind"
-        if len(taken) + len(addresses) > self._settings.slots:
-            return f"{self._settings.slots} slots are too few for more than {len(taken)} endpoints: use fewer --threads"
+        if len(taken) + len(addresses) > slots:
+            return f"{slots} slots are too few for more than {len(taken)} endpoints: use fewer --threads"
         return ""
 
+    @handles(Probed)
     def apply_probe(self, entry: Probed) -> None:
         """Process the result of an address probe: with the last of the servers the map is made."""
-        server = self._peers.known[entry.sender]
-        assert isinstance(server, ServerPeer)
+        server = self._peers.server(entry.sender)
         if entry.fault is None:
             server.inside = True
             server.waiting[server.join] = "other servers"
-            if self._assignments.newest is None:
+            if self._state.newest is None:
                 self._form()
             else:
                 self._orders.begin(self._admit(server))
@@ -139,10 +115,10 @@ class Servers:
 
     def _form(self) -> None:
         ready = [self._peers.servers[rank] for rank in sorted(self._peers.servers)]
-        if len(ready) < self._settings.servers or not all(server.inside for server in ready):
+        if len(ready) < self._state.settings.servers or not all(server.inside for server in ready):
             return
         self._replicas.form(ready)
-        map = self._assignments.newest
+        map = self._state.newest
         assert map is not None
         addresses = ", ".join(endpoint.address for endpoint in map.endpoints)
         self._peers.notes.append(f"all servers have joined: {addresses}")
@@ -156,45 +132,50 @@ class Servers:
             where = ", ".join(server.addresses)
             what = "it is a spare, which serves no slots yet" if server.spare else "slots move to it"
             self._peers.notes.append(f"server {server.rank} has joined: {where}; {what}")
-            self._peers.reply(server, server.join, JoinReply(server.rank, map, self._tables.all))
+            self._peers.reply(server, server.join, JoinReply(server.rank, map, tuple(self._state.tables.values())))
         yield from ()
 
     def missing(self) -> str:
         """Return how many servers have joined."""
         inside = sum(server.inside for server in self._peers.servers.values())
-        return f"{inside} of {self._settings.servers} servers have joined"
+        return f"{inside} of {self._state.settings.servers} servers have joined"
 
     # --- the end of a server ----------------------------------------------------------------------------------
 
-    def lose(self, server: ServerPeer, why: str) -> bool:
+    def lose(self, server: ServerPeer, why: str, silent: float) -> bool:
         """Process the end of a server; returns whether rows were lost with it."""
         del self._peers.servers[server.rank]
-        if self.broken:
+        if self._state.broken:
             return False
-        text, reason = self._replicas.lose(server, why)
+        text, reason = self._replicas.lose(server, why, silent)
         if not text:
             return False
-        self.broken = text
+        self._state.broken = text
         self._peers.notes.append(text)
         self._peers.publish(ServerGone(server.rank, text, reason))
         return True
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def report_metrics(self, worker: WorkerPeer, number: int) -> None:
+    @handles(GetMetrics)
+    def report_metrics(self, worker: WorkerPeer, number: int, ask: GetMetrics) -> None:
         """Process a request for the metrics."""
         worker.waiting[number] = "the servers to report their metrics"
         self._orders.begin(self._gather_metrics(worker, number))
 
     def _gather_metrics(self, worker: WorkerPeer, number: int) -> Operation:
         results = yield ReportMetrics()
-        assert self.map is not None
+        map = self._state.published
+        assert map is not None
         if worker.sender in self._peers.known:
             endpoints = []
             for done in results:
                 server = self._peers.known.get(done.sender)
-                for where, figures in zip(
-                    self.map.of_server(server.rank) if server else (), done.figures, strict=False
-                ):
+                for where, figures in zip(map.of_server(server.rank) if server else (), done.figures, strict=False):
                     endpoints.append(EndpointMetrics(where.server, where.address, figures))
-            self._peers.reply(worker, number, MetricsReply(tuple(endpoints), self.counts))
+            self._peers.reply(worker, number, MetricsReply(tuple(endpoints), self._state.refused))
+
+    @handles(RefusalsCounted)
+    def count_refusals(self, counted: RefusalsCounted) -> None:
+        """Keep the scheduler's own metrics."""
+        self._state.refused = counted.counts

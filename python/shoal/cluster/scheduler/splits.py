@@ -19,105 +19,76 @@ Threads: one.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Self
-
-from shoal.cluster.scheduler.inputs import SplitState
+import msgspec
 
 _MIN_FINISHED = 3  # splits, before their mean time is used
 
 
-class SplitTracker:
+class SplitTracker(msgspec.Struct, forbid_unknown_fields=True):
     """The splits of one pass."""
 
-    def __init__(self, count: int) -> None:
-        if count < 0:
-            raise ValueError(f"a pass of {count} splits")
-        self.count = count
-        self._untouched = 0  # this split and later ones were never assigned
-        self._back: deque[int] = deque()  # splits that are free again
-        self._taken: dict[int, dict[bytes, float]] = {}  # split: its workers, and since when
-        self._twice: set[int] = set()
-        self._finished = 0
-        self._seconds = 0.0  # of all finished splits
+    count: int
+    untouched: int = 0  # this split and later ones were never assigned
+    back: list[int] = []  # splits that are free again; the first is assigned next
+    taken: dict[int, dict[bytes, float]] = {}  # split: its workers, and since when
+    twice: set[int] = set()  # splits that were assigned to a second worker
+    finished: int = 0  # number of them
+    seconds: float = 0.0  # of all finished splits
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"a pass of {self.count} splits")
 
     @property
     def over(self) -> bool:
         """Whether every split is finished."""
-        return self._finished == self.count
-
-    @property
-    def finished(self) -> int:
-        """Number of finished splits."""
-        return self._finished
+        return self.finished == self.count
 
     def take(self, worker: bytes, now: float, *, reissue: float = 0.0) -> int | None:
         """Assign a split."""
         split: int | None
-        if self._back:
-            split = self._back.popleft()
-        elif self._untouched < self.count:
-            split, self._untouched = self._untouched, self._untouched + 1
+        if self.back:
+            split = self.back.pop(0)
+        elif self.untouched < self.count:
+            split, self.untouched = self.untouched, self.untouched + 1
         else:
             split = self._slow(worker, now, reissue)
         if split is not None:
-            self._taken.setdefault(split, {})[worker] = now
+            self.taken.setdefault(split, {})[worker] = now
         return split
 
     def _slow(self, worker: bytes, now: float, reissue: float) -> int | None:
-        if reissue <= 0 or self._finished < _MIN_FINISHED:
+        if reissue <= 0 or self.finished < _MIN_FINISHED:
             return None
-        limit = reissue * self._seconds / self._finished
+        limit = reissue * self.seconds / self.finished
         slow = [
             (min(since.values()), split)
-            for split, since in self._taken.items()
-            if split not in self._twice and worker not in since and now - min(since.values()) > limit
+            for split, since in self.taken.items()
+            if split not in self.twice and worker not in since and now - min(since.values()) > limit
         ]
         if not slow:
             return None
         split = min(slow)[1]
-        self._twice.add(split)
+        self.twice.add(split)
         return split
 
     def finish(self, worker: bytes, split: int, now: float) -> bool:
         """Mark a split as finished by a worker; returns whether the worker had it and no other was first."""
-        since = self._taken.get(split, {}).get(worker)
+        since = self.taken.get(split, {}).get(worker)
         if since is None:
             return False
-        del self._taken[split]
-        self._finished += 1
-        self._seconds += now - since
+        del self.taken[split]
+        self.finished += 1
+        self.seconds += now - since
         return True
 
     def release(self, worker: bytes) -> list[int]:
         """Free the splits of a worker; returns those that are free again, which are assigned first."""
         back = []
-        for split, since in list(self._taken.items()):
+        for split, since in list(self.taken.items()):
             if since.pop(worker, None) is not None and not since:
-                del self._taken[split]
-                self._twice.discard(split)
+                del self.taken[split]
+                self.twice.discard(split)
                 back.append(split)
-        self._back.extendleft(sorted(back, reverse=True))
+        self.back[:0] = sorted(back)
         return sorted(back)
-
-    def save(self) -> SplitState:
-        """Return the state."""
-        return SplitState(
-            count=self.count,
-            untouched=self._untouched,
-            back=list(self._back),
-            taken=[(split, list(since.items())) for split, since in self._taken.items()],
-            twice=sorted(self._twice),
-            finished=self._finished,
-            seconds=self._seconds,
-        )
-
-    @classmethod
-    def restore(cls, state: SplitState) -> Self:
-        """Return a tracker in a saved state."""
-        made = cls(state.count)
-        made._untouched, made._finished, made._seconds = state.untouched, state.finished, state.seconds
-        made._back.extend(state.back)
-        made._taken = {split: dict(since) for split, since in state.taken}
-        made._twice = set(state.twice)
-        return made

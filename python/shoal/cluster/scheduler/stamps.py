@@ -9,22 +9,21 @@ Threads: one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from shoal.cluster.protocol.messages import CloseStreams, StreamsClosed
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.scheduler.inputs import Died
-from shoal.cluster.scheduler.members import ServerPeer
 from shoal.cluster.scheduler.peers import Peers
+from shoal.cluster.scheduler.state import ServerPeer, State
 
 _RESEND_SECONDS = 0.1
-_MAX_SECONDS = 30.0  # in which a server that is alive answers
 
 
 class Stamps:
     """The stamps that servers have reported since the first death, and those that are awaited."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, state: State, peers: Peers) -> None:
+        self._state = state
         self._peers = peers
         self._awaited: dict[bytes, set[int]] = {}  # streams, by the server that is to close them
         self._since: dict[bytes, float] = {}  # counted as `Peers.running`
@@ -61,9 +60,9 @@ class Stamps:
         """Forget the reported stamps: the arcs are served again."""
         self.known.clear()
 
-    def is_awaited(self, sender: bytes) -> bool:
-        """Whether a server has to report stamps."""
-        return sender in self._awaited
+    def awaited_since(self, server: ServerPeer) -> float | None:
+        """Return since when a server has to report stamps, counted as `Peers.running`; None if it has not."""
+        return self._since.get(server.sender)
 
     def report(self, closed: StreamsClosed) -> None:
         """Keep what a server has reported."""
@@ -78,18 +77,10 @@ class Stamps:
 
     def resend(self) -> None:
         """Repeat the requests that are not answered."""
-        if self._awaited and self._send_at <= self._peers.now:
+        if self._awaited and self._send_at <= self._state.now:
             self._send()
 
     def _send(self) -> None:
-        self._send_at = self._peers.now + _RESEND_SECONDS
+        self._send_at = self._state.now + _RESEND_SECONDS
         for sender, streams in self._awaited.items():
-            self._peers.out.append((self._peers.known[sender].route, CloseStreams(tuple(sorted(streams)))))
-
-    def find_dead(self) -> Iterator[Died]:
-        """Yield the servers that are alive and have not answered in time."""
-        for sender, since in list(self._since.items()):
-            seconds = self._peers.running - since
-            if seconds > _MAX_SECONDS:
-                why = f"it has not reported its copies for {seconds:.1f} s"
-                yield Died(self._peers.now, sender, why)
+            self._peers.out.append((self._peers.known[sender].link.route, CloseStreams(tuple(sorted(streams)))))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
-from shoal.cluster.protocol.messages import ArcLoad, StreamProgress
+from shoal.cluster.protocol.messages import ArcLoad, Heartbeat, StreamProgress
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import (
     ArcStatus,
@@ -13,48 +13,28 @@ from shoal.cluster.protocol.status import (
     FailoverStatus,
     JobStatus,
     LauncherStatus,
-    Outcome,
     ServerStatus,
     StatusReply,
     StreamStatus,
     WorkerStatus,
 )
-from shoal.cluster.scheduler.inputs import FailoverState, Settings
-from shoal.cluster.scheduler.members import Job, LauncherPeer, Peer, ServerPeer, WorkerPeer
+from shoal.cluster.scheduler.state import Failover, Job, LauncherPeer, ServerPeer, State, WorkerPeer
 
 
-def status_of(
-    peers: Iterable[Peer],
-    jobs: Sequence[Job | None],
-    map: ClusterMap | None,
-    newest: ClusterMap | None,
-    *,
-    now: float,
-    cluster: str,
-    generation: int,
-    uptime: float,
-    settings: Settings,
-    dead_after: float,
-    lost: str,
-    tables: Iterable[str],
-    draining: Iterable[int],
-    failovers: Iterable[FailoverState],
-    outcome: Outcome,
-) -> StatusReply:
+def status_of(state: State, *, uptime: float) -> StatusReply:
     """Return the status; servers and workers in the order of their ranks, workers without a place last.
 
     Arcs are where the published map has them, with those of their copies that the newest map has too: after a death the
-    published one is of the past until the servers have carried out the newest. The first of ``jobs`` is the default
-    job.
+    published one is of the past until the servers have carried out the newest.
     """
-    peers = list(peers)
+    map, now, settings = state.published, state.now, state.settings
     servers, workers, launchers = [], [], []
-    members = {worker.sender for job in jobs if job is not None for worker in job.members.values()}
-    for peer in peers:
-        is_connected, heard = (
-            bool(peer.route) and peer.disconnected_at is None,
-            round(max(0.0, now - peer.last_heard), 3),
-        )
+    jobs = [line.job for line in state.jobs.values()]  # the first is the default job
+    members = {sender for job in jobs if job is not None for sender in job.members.values()}
+    for peer in state.peers.values():
+        link = peer.link
+        is_connected = bool(link.route) and link.disconnected_at is None
+        heard = round(max(0.0, now - link.last_heard), 3)
         if isinstance(peer, ServerPeer) and peer.rank >= 0:
             endpoints = () if map is None else map.of_server(peer.rank)
             serves = tuple(
@@ -63,32 +43,38 @@ def status_of(
             servers.append(ServerStatus(peer.rank, peer.about, peer.host, serves, is_connected, heard, peer.node))
         elif isinstance(peer, WorkerPeer):
             rank = peer.rank if peer.sender in members else None
-            seen = (peer.incarnation, peer.clock, is_connected, heard, peer.job)
+            clock = 0 if link.heartbeat is None else link.heartbeat.clock
+            seen = (peer.incarnation, clock, is_connected, heard, peer.job)
             workers.append(WorkerStatus(rank, peer.about, peer.host, *seen))
         elif isinstance(peer, LauncherPeer):
             launchers.append(LauncherStatus(peer.about, peer.host, is_connected, heard))
+    beats = {
+        peer.rank: peer.link.heartbeat
+        for peer in state.peers.values()
+        if isinstance(peer, ServerPeer) and peer.link.heartbeat is not None
+    }
     return StatusReply(
-        cluster,
-        generation,
+        state.cluster,
+        state.generation,
         round(uptime, 3),
         settings.heartbeat,
-        dead_after,
+        settings.dead_after,
         0 if map is None else map.epoch,
         settings.slots,
         settings.servers,
-        lost,
-        tuple(tables),
+        state.broken,
+        tuple(state.tables),
         None if jobs[0] is None else _job(jobs[0], now),
         tuple(sorted(servers, key=lambda server: server.rank)),
         tuple(sorted(workers, key=lambda worker: (worker.job, worker.rank is None, worker.rank or 0))),
         tuple(launchers),
         settings.replicas,
-        tuple(sorted(draining)),
-        () if map is None or newest is None else tuple(_arcs(map, newest, peers)),
-        () if map is None else tuple(_streams(map, peers)),
-        tuple(_failover(one, now) for one in failovers),
+        tuple(sorted(state.draining)),
+        () if map is None or state.newest is None else tuple(_arcs(map, state.newest, beats)),
+        () if map is None else tuple(_streams(map, beats)),
+        tuple(_failover(one, now) for one in state.failovers),
         tuple(_job(job, now) for job in jobs[1:] if job is not None),
-        outcome,
+        state.jobs[""].outcome,
     )
 
 
@@ -104,8 +90,8 @@ def _job(job: Job, now: float) -> JobStatus:
     return JobStatus(job.number, str(job.consistency), job.size, tuple(sorted(job.dead)), awaited, job.name)
 
 
-def _arcs(map: ClusterMap, newest: ClusterMap, peers: Iterable[Peer]) -> Iterator[ArcStatus]:
-    loads = {(peer.rank, one.first_slot): one for peer in peers if isinstance(peer, ServerPeer) for one in peer.arcs}
+def _arcs(map: ClusterMap, newest: ClusterMap, beats: Mapping[int, Heartbeat]) -> Iterator[ArcStatus]:
+    loads = {(rank, one.first_slot): one for rank, beat in beats.items() for one in beat.arcs}
     held, kept = _holders(map), _holders(newest)
     for k, arc in enumerate(map.arcs):
         where = map.endpoint(arc.primary)
@@ -135,8 +121,8 @@ def _holders(map: ClusterMap) -> list[set[int]]:
     return found
 
 
-def _streams(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[StreamStatus]:
-    progress = {one.stream: one for peer in peers if isinstance(peer, ServerPeer) for one in peer.streams}
+def _streams(map: ClusterMap, beats: Mapping[int, Heartbeat]) -> Iterator[StreamStatus]:
+    progress = {one.stream: one for beat in beats.values() for one in beat.streams}
     for stream in map.streams:
         known = progress.get(stream.id) or StreamProgress(stream.id, 0, 0)
         arriving = tuple((map.arcs[arc].first_slot, map.arcs[arc].end_slot) for arc in stream.arriving)
@@ -152,7 +138,7 @@ def _streams(map: ClusterMap, peers: Iterable[Peer]) -> Iterator[StreamStatus]:
         )
 
 
-def _failover(one: FailoverState, now: float) -> FailoverStatus:
+def _failover(one: Failover, now: float) -> FailoverStatus:
     served, copied = (None if at is None else round(at - one.at, 3) for at in (one.served_at, one.copied_at))
     ago = round(max(0.0, now - one.at), 3)
     return FailoverStatus(one.server, one.about, one.why, one.slots, ago, served, round(one.silent, 3), copied)

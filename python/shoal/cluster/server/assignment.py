@@ -45,7 +45,6 @@ from shoal.cluster.protocol.messages import (
     Figures,
     Hold,
     Order,
-    OrderBody,
     OrderReply,
     ReportMetrics,
     ReportStream,
@@ -54,6 +53,7 @@ from shoal.cluster.protocol.messages import (
     StreamsClosed,
 )
 from shoal.cluster.protocol.metrics import Values
+from shoal.cluster.protocol.records import OrderBody
 from shoal.cluster.protocol.slot_map import ClusterMap, Endpoint, Stream
 from shoal.cluster.server.code import AllowedCode
 from shoal.cluster.server.counters import ServerCounters

@@ -37,7 +37,6 @@ from shoal.cluster.protocol.messages import (
     Barrier,
     BarrierReply,
     CreateTable,
-    Event,
     GetMetrics,
     JoinReply,
     MetricsReply,
@@ -48,6 +47,7 @@ from shoal.cluster.protocol.messages import (
     WorkersChange,
 )
 from shoal.cluster.protocol.metrics import Values
+from shoal.cluster.protocol.records import Event
 from shoal.cluster.protocol.scheduler_client import PendingRequest
 from shoal.cluster.protocol.tasks import STALL_SECONDS
 from shoal.cluster.worker.cache import Cache, choose_cache

@@ -22,8 +22,16 @@ from shoal.base.logs import identify_store
 from shoal.base.scalars import plain
 from shoal.cluster.protocol.address import own_host
 from shoal.cluster.protocol.errors import copy_error
-from shoal.cluster.protocol.messages import Event, Figures, GetMap, GetMapReply, HelloReply, MapChanged, ServerGone
+from shoal.cluster.protocol.messages import (
+    Figures,
+    GetMap,
+    GetMapReply,
+    HelloReply,
+    MapChanged,
+    ServerGone,
+)
 from shoal.cluster.protocol.metrics import WORKER, Values
+from shoal.cluster.protocol.records import Event
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import as_dict
