@@ -42,7 +42,7 @@ class Calls:
     def __init__(self, store: ClusterStore, last: int | None) -> None:
         self.count = 0
         self._last = last
-        for thing, name in ((store.channel, "_begin"), (store._scheduler, "ask")):
+        for thing, name in ((store.channel, "begin"), (store._scheduler, "ask")):
             setattr(thing, name, self._counted(getattr(thing, name)))
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
