@@ -82,7 +82,7 @@ class SingleProcessStore(Store):
 
 
 class LocalStore(SingleProcessStore):
-    """All tables of one process. Made by :func:`local`.
+    """All tables of one process. Made by `shoal.local`.
 
     Its only worker is this process: ``tick`` counts, ``barrier`` returns at once, a push is visible when it returns.
     """
