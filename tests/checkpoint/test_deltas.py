@@ -222,8 +222,8 @@ def test_compacting_gives_the_bytes_of_a_full_save(chain, tmp_path, capsys):
     shoal.checkpoint.compact(tmp_path / "2", tmp_path / "compacted")
     assert contents(tmp_path / "compacted") == contents(tmp_path / "whole")
     assert main(["compact", str(tmp_path / "2"), "--output", str(tmp_path / "by command"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["links"], told["rows"]) == (3, 4001)
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["links"], reported["rows"]) == (3, 4001)
     assert contents(tmp_path / "by command") == contents(tmp_path / "whole")
     for link in "012":
         with pytest.raises(ValueError, match="is part of the chain"):
@@ -235,9 +235,9 @@ def test_compacting_gives_the_bytes_of_a_full_save(chain, tmp_path, capsys):
 
 def test_inspect_tells_of_what_a_delta_is(chain, tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "2")]) == 0
-    told = capsys.readouterr().out
-    assert "the changes since ../1" in told
-    assert "rows of 4,001" in told
+    reported = capsys.readouterr().out
+    assert "the changes since ../1" in reported
+    assert "rows of 4,001" in reported
 
 
 @given(

@@ -216,11 +216,11 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(where: Where,
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setattr(type(where.place), "publish", publish)
-        told = list(pool.map(save, (1.0, 2.0)))
-    assert told.count("") == 1
-    (text,) = set(told) - {""}
+        reported = list(pool.map(save, (1.0, 2.0)))
+    assert reported.count("") == 1
+    (text,) = set(reported) - {""}
     assert f"{where.name}/manifest.json was written by another process" in text
-    assert where.value() == [1.0, 2.0][told.index("")]
+    assert where.value() == [1.0, 2.0][reported.index("")]
     assert len(where.place.names()) == 3
     where.save(3.0)
     assert where.value() == 3.0

@@ -358,9 +358,9 @@ def test_errors_are_one_line_with_a_status_and_no_traceback(model, capsys, argum
 
 def test_shoal_alone_prints_its_help(capsys):
     assert run() == 2
-    told = capsys.readouterr()
-    assert told.out.startswith("usage: shoal ")
-    assert not told.err
+    reported = capsys.readouterr()
+    assert reported.out.startswith("usage: shoal ")
+    assert not reported.err
 
 
 @pytest.mark.parametrize(
@@ -528,9 +528,9 @@ def test_inspect_tells_the_latest_fit_and_the_latest_passes(logs, capsys):
     assert "12, the latest:" in out
     assert [int(n) for n in re.findall(r"^    pass (\d+) ", out, re.MULTILINE)] == list(range(3, 13))
     assert run("inspect", "m", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["passes"]) == 12
-    assert [fit["plan"]["shuffle"] for fit in told["fits"]] == [3]
+    reported = json.loads(capsys.readouterr().out)
+    assert len(reported["passes"]) == 12
+    assert [fit["plan"]["shuffle"] for fit in reported["fits"]] == [3]
 
 
 def test_names_are_kept_with_the_model_and_shown(logs, capsys):
@@ -541,9 +541,9 @@ def test_names_are_kept_with_the_model_and_shown(logs, capsys):
         keys, weights = model.top(5)
     assert [names.get(key) for key in keys.tolist()] == [str(key) for key in keys.tolist()]
     assert run("inspect", "m", "--top", 5) == 0
-    told = capsys.readouterr().out.splitlines()
-    at = told.index(f"    names       {len(names):,} features")
-    assert [line.split() for line in told[at + 1 : at + 6]] == [
+    reported = capsys.readouterr().out.splitlines()
+    at = reported.index(f"    names       {len(names):,} features")
+    assert [line.split() for line in reported[at + 1 : at + 6]] == [
         [f"{w:+.4f}", str(key)] for key, w in zip(keys.tolist(), weights, strict=True)
     ]
     assert run("inspect", "m", "--top", 1, "--json") == 0

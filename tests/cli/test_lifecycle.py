@@ -30,11 +30,11 @@ def test_a_model_is_trained_by_rules_and_keeps_them(examples, tmp_path, capsys):
         assert len(model.table) == 8  # keys 1 to 7 and the bias
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "m"), "--forecast", "norm:1e9", "--forecast", "ttl:1"]) == 0
-    told = capsys.readouterr().out
-    assert "admits AfterCount(n=2" in told
-    assert "removes TimeToLive(clocks=5), MinNorm(floor=1e-09), at clock 31" in told
-    assert "forecast of table lr: 8 rows" in told
-    assert "MinNorm(floor=1000000000.0): 8 rows" in told
+    reported = capsys.readouterr().out
+    assert "admits AfterCount(n=2" in reported
+    assert "removes TimeToLive(clocks=5), MinNorm(floor=1e-09), at clock 31" in reported
+    assert "forecast of table lr: 8 rows" in reported
+    assert "MinNorm(floor=1000000000.0): 8 rows" in reported
     assert main(["inspect", str(tmp_path / "m"), "--forecast", "norm:1e9", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["forecast"]["lr"][0]["rows"] == 8

@@ -50,27 +50,27 @@ def test_inspect_prints_names_of_features_and_tables_in_one_line_each(tmp_path, 
     capsys.readouterr()
     for path, more in (("m", ["--top", "5"]), ("c", []), ("e", [])):
         assert main(["inspect", str(tmp_path / path), *more, *(["--json"] if is_json else [])]) == 0
-        told = capsys.readouterr().out
-        assert not unsafe(told)
+        reported = capsys.readouterr().out
+        assert not unsafe(reported)
         if is_json:
-            assert json.loads(told)
+            assert json.loads(reported)
         else:
-            assert "\\x1b]0;title\\x07" in told
-            assert sum(line == "every checksum matches" for line in told.splitlines()) == 1
+            assert "\\x1b]0;title\\x07" in reported
+            assert sum(line == "every checksum matches" for line in reported.splitlines()) == 1
 
 
 def test_train_prints_names_of_columns_in_one_line_each(tmp_path, capsys):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    told = []
+    reported = []
     for name in ("x", EVIL):
         parquet.write_table(pa.table({"click": [1, 0] * 200, name: ["a", "b"] * 200}), tmp_path / "log.parquet")
         how = ["--data", str(tmp_path / "log.parquet"), "--label", "click", "--overwrite"]
         assert main(["train", "lr", *how, "--output", str(tmp_path / "m")]) == 0
-        told.append(capsys.readouterr())
-    assert not unsafe(told[1].out)
-    assert not unsafe(re.sub(r"(?m)^.*\r|\x1b\[A", "", told[1].err))  # a progress bar
-    assert "columns: " in told[1].err
-    assert told[0].out.count("\n") == told[1].out.count("\n")
+        reported.append(capsys.readouterr())
+    assert not unsafe(reported[1].out)
+    assert not unsafe(re.sub(r"(?m)^.*\r|\x1b\[A", "", reported[1].err))  # a progress bar
+    assert "columns: " in reported[1].err
+    assert reported[0].out.count("\n") == reported[1].out.count("\n")
 
 
 def test_the_status_of_a_cluster_prints_what_its_members_say_in_one_line_each():
@@ -90,6 +90,6 @@ def test_the_status_of_a_cluster_prints_what_its_members_say_in_one_line_each():
 def test_no_answer_and_no_warning_controls_the_terminal(capsys):
     emit(Answer(EVIL, {}), json=False, quiet=False)
     assert main(["inspect", f"no\x1b[2J\x9b{EVIL[:8]}"]) != 0
-    told = capsys.readouterr()
-    assert not unsafe(told.out)
-    assert not unsafe(told.err)
+    reported = capsys.readouterr()
+    assert not unsafe(reported.out)
+    assert not unsafe(reported.err)

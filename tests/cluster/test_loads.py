@@ -102,13 +102,13 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
     begun, may = threading.Event(), threading.Event()
     fill = load_task.restore_tables
 
-    def wait(histories: Any, rows: Any, threads: int, told: Any) -> Any:
+    def wait(histories: Any, rows: Any, threads: int, reported: Any) -> Any:
         begun.set()
         deadline = time.monotonic() + TIMEOUT
         while not may.wait(0.01):
-            told(0)
+            reported(0)
             assert time.monotonic() < deadline
-        return fill(histories, rows, threads, told)
+        return fill(histories, rows, threads, reported)
 
     monkeypatch.setattr(load_task, "restore_tables", wait)
     yield begun, may

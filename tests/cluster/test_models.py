@@ -436,13 +436,13 @@ def test_the_command_trains_on_a_cluster_and_the_first_worker_saves(tmp_path):
             subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
-        told = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
+        reported = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0]
-    assert sorted(one["worker"] for one in told) == [0, 1]
-    assert [one["examples"] for one in told] == [2000, 2000]
-    metrics = [[(done["metrics"], done["valid"]) for done in one["passes"]] for one in told]
+    assert sorted(one["worker"] for one in reported) == [0, 1]
+    assert [one["examples"] for one in reported] == [2000, 2000]
+    metrics = [[(done["metrics"], done["valid"]) for done in one["passes"]] for one in reported]
     assert metrics[0] == metrics[1]
-    (first,) = [one for one in told if one["worker"] == 0]
+    (first,) = [one for one in reported if one["worker"] == 0]
     assert first["passes"][0]["valid"]["examples"] == 500
     with shoal.LogisticRegression.load(tmp_path / "m") as model:
         assert len(model.table) == first["rows"]
@@ -476,15 +476,15 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
             subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
-        told = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
+        reported = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0]
     assert alone["solved"]["converged"]
-    for one in told:
+    for one in reported:
         assert one["solved"]["passes"] > 1
         tables = list(one["filters"].values())
         assert sum(table.get("lists_sent", 0) for table in tables) > 0
         assert sum(table.get("weight_bytes_saved", 0) for table in tables) > 0
-    (first,) = [one for one in told if one["worker"] == 0]
+    (first,) = [one for one in reported if one["worker"] == 0]
     losses = []
     for name in ("one", "m"):
         with shoal.LogisticRegression.load(tmp_path / name) as model:
@@ -494,7 +494,7 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["--filter", "zeros"], "--filter requires --cluster"),
         (["--cluster", "tcp://127.0.0.1:1", "--filter", "holes"], "'holes' is not a filter: pass key-caching, zeros,"),
@@ -517,7 +517,7 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
         (["--cluster", "tcp://127.0.0.1:1", "--grid", "l1=0,1"], "leave out --cluster"),
     ],
 )
-def test_the_command_says_what_does_not_fit(arguments, told, tmp_path, capsys, monkeypatch):
+def test_the_command_says_what_does_not_fit(arguments, reported, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("log").write_text("1 1:1\n")
     command = ["train", "lr", "--data", "log", "--format", "libsvm", "--output", "m", *arguments]
@@ -526,4 +526,4 @@ def test_the_command_says_what_does_not_fit(arguments, told, tmp_path, capsys, m
     except SystemExit as end:  # what argparse refuses
         status = end.code
     assert status == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

@@ -505,17 +505,17 @@ def test_two_jobs_go_on_with_the_same_bits_when_the_scheduler_or_a_server_is_kil
 def test_a_launched_cluster_goes_on_until_the_named_jobs_of_others_have_ended(tmp_path: Path) -> None:
     program = tmp_path / "worker.py"
     program.write_text("import shoal\nwith shoal.connect(): pass\n")
-    told: list[str] = []
+    reported: list[str] = []
     with running(1, workers=1) as launched, connect(launched.address, "online", 1, shoal.ASP()) as store:
         table = store.table("t", dim=1, optimizer=SMALL)
         with ThreadPoolExecutor(1) as pool:
             ended = pool.submit(
-                run_workers, launched, [str(program)], 1, lambda line: None, lambda line: None, warn=told.append
+                run_workers, launched, [str(program)], 1, lambda line: None, lambda line: None, warn=reported.append
             )
-            until(lambda: told)
+            until(lambda: reported)
             assert not ended.done()
             table.push(KEYS, np.ones((len(KEYS), 1), np.float32)).result()
             assert (table.pull(KEYS) == -0.5).all()
             store.close()
             assert ended.result(TIMEOUT) is None
-    assert told == ["the workers have ended; the cluster goes on until its other jobs end: online"]
+    assert reported == ["the workers have ended; the cluster goes on until its other jobs end: online"]

@@ -282,20 +282,20 @@ def test_launch_ends_with_the_first_failing_status_and_that_process_last_output(
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "told"),
+    ("text", "status", "reported"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by signal 11"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by signal 9"),
         (None, 127, "train.txt cannot be run: No such file or directory"),
     ],
 )
-def test_launch_tells_how_a_program_ended_that_did_not_exit(tmp_path, text, status, told):
+def test_launch_tells_how_a_program_ended_that_did_not_exit(tmp_path, text, status, reported):
     path = tmp_path / ("train.txt" if text is None else "train.py")
     if text is not None:
         path.write_text(text)
     done = subprocess.run(shoal_launch(str(path)), capture_output=True, text=True, timeout=LONG)
     assert done.returncode == status, done
-    assert told in done.stderr
+    assert reported in done.stderr
 
 
 def test_launch_finds_a_program_beside_python_and_all_workers_features_are_named(tmp_path):

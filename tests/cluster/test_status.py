@@ -197,10 +197,10 @@ def test_watch_clears_a_terminal_and_nothing_else(capsys, monkeypatch):
             monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
             command = ["cluster", running.address, "status", "--watch", "7", *filter(None, [option])]
             assert main(command) == 130
-            told = capsys.readouterr()
-            assert told.err == ""
-            assert told.out.count("\x1b[2J") == clears
-            assert told.out.count(running.membership.state.cluster) == (0 if option == "--quiet" else 2)
+            reported = capsys.readouterr()
+            assert reported.err == ""
+            assert reported.out.count("\x1b[2J") == clears
+            assert reported.out.count(running.membership.state.cluster) == (0 if option == "--quiet" else 2)
         assert main(["cluster", running.address, "stop", "--watch"]) == 2
         assert "--watch is for status: remove it from stop" in capsys.readouterr().err
 

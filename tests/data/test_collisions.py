@@ -158,9 +158,13 @@ def test_the_command_tells_it(tmp_path, capsys):
     assert "no two features share a key" in out
     assert [line.split()[0] for line in out.splitlines()[3:]] == ["10", "30"]
     assert cli.main(["audit", *data, "--json", "--examples", "1000"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     found = audit(shoal.read_criteo(tmp_path / "day.tsv"), examples=1000)
-    assert (told["texts"], told["shared"], told["cells"][0]["sharing"]) == (found.texts, {}, found.cells[0].sharing)
+    assert (reported["texts"], reported["shared"], reported["cells"][0]["sharing"]) == (
+        found.texts,
+        {},
+        found.cells[0].sharing,
+    )
     assert cli.main(["audit", *data, "--bits", "0"]) == 2
     (tmp_path / "a.ffm").write_text("1 1:7:1 2:8:1\n0 2:7:1\n")
     assert cli.main(["audit", "--data", str(tmp_path / "a.ffm"), "--format", "libffm"]) == 0

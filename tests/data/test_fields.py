@@ -15,7 +15,7 @@ def named(*columns: str) -> list[int]:
     return [field_number("csv", name) for name in columns]
 
 
-def told(reader) -> list[list[int]]:
+def reported(reader) -> list[list[int]]:
     """The fields of each example."""
     return [
         batch.fields[begin:end].tolist()
@@ -37,7 +37,7 @@ def test_csv_tells_columns(ads, batch_size, threads):
     reader = shoal.read_csv(ads, label="click", numeric=["price"], batch_size=batch_size, reader_threads=threads)
     site, price, ad = named("site", "price", "ad")
     expected = [[site, price, ad], [price, ad], [site, ad], [site, price, ad]]
-    assert told(reader.with_fields()) == expected
+    assert reported(reader.with_fields()) == expected
     assert all(batch.fields is None for batch in reader)
     plain, fielded = list(reader), list(reader.with_fields())
     for a, b in zip(plain, fielded, strict=True):
@@ -52,36 +52,38 @@ def test_arrow_and_parquet_tell_the_fields_of_csv(ads, tmp_path):
     frame = pandas.read_csv(ads)
     frame.to_parquet(tmp_path / "ads.parquet")
     how = {"label": "click", "numeric": ["price"], "batch_size": 3}
-    expected = told(shoal.read_csv(ads, **how).with_fields())
-    assert told(shoal.read_arrow(frame, **how).with_fields()) == expected
-    assert told(shoal.read_parquet(tmp_path / "ads.parquet", **how).with_fields()) == expected
+    expected = reported(shoal.read_csv(ads, **how).with_fields())
+    assert reported(shoal.read_arrow(frame, **how).with_fields()) == expected
+    assert reported(shoal.read_parquet(tmp_path / "ads.parquet", **how).with_fields()) == expected
 
 
 def test_libffm_criteo_and_vw_tell_theirs(tmp_path):
     path = tmp_path / "data"
     path.write_text("1 0:3:1 7:17:0.5\n0 18446744073709551615:4:1\n")
-    assert told(shoal.read_libffm(path).with_fields()) == [[0, 7], [2**64 - 1]]
+    assert reported(shoal.read_libffm(path).with_fields()) == [[0, 7], [2**64 - 1]]
     path.write_text("1\t20" + "\t" * 12 + "\t68fd1e64" + "\t" * 25 + "\n")
-    assert told(shoal.read_criteo(path).with_fields()) == [[1, 14]]
+    assert reported(shoal.read_criteo(path).with_fields()) == [[1, 14]]
     path.write_text("1 |user ann bob |price:2 x\n")
     user, price = (field_number("vw", name) for name in ("user", "price"))
-    assert told(shoal.read_vw(path).with_fields()) == [[user, user, price]]
+    assert reported(shoal.read_vw(path).with_fields()) == [[user, user, price]]
 
 
 def test_names_and_fields_go_together(ads):
     names = shoal.data.FeatureNames()
     reader = shoal.read_csv(ads, label="click", numeric=["price"], names=names)
-    assert told(reader.with_fields()) == told(shoal.read_csv(ads, label="click", numeric=["price"]).with_fields())
+    assert reported(reader.with_fields()) == reported(
+        shoal.read_csv(ads, label="click", numeric=["price"]).with_fields()
+    )
     assert sorted(names.values()) == ["ad=7", "ad=8", "ad=9", "price", "site=a", "site=b"]
 
 
 def test_a_resumed_reader_and_a_split_go_on_telling(ads):
     reader = shoal.read_csv(ads, label="click", numeric=["price"], batch_size=2).with_fields()
     first = next(iter(reader))
-    rest = told(reader.resume(reader.position()))
+    rest = reported(reader.resume(reader.position()))
     assert first.fields is not None
-    assert rest == told(reader)[2:]
-    assert told(reader.split(0, 2)) + told(reader.split(1, 2)) == told(reader)
+    assert rest == reported(reader)[2:]
+    assert reported(reader.split(0, 2)) + reported(reader.split(1, 2)) == reported(reader)
 
 
 def test_what_makes_batches_of_batches_keeps_fields(ads):

@@ -248,11 +248,11 @@ def test_the_bucket_of_an_integer_is_told_as_its_integers(tmp_path):
     path.write_bytes(b"".join(b"1\t%s%s\n" % (n if isinstance(n, bytes) else b"%d" % n, b"\t" * 38) for n in numbers))
     names = FeatureNames()
     (batch,) = shoal.read_criteo(path, names=names)
-    told = [names[key] for key in batch.keys.tolist()]
-    assert told[:7] == ["I1=-4611686018427387904", "I1=-1", "I1=0", "I1=2", "I1=3..4", "I1=5", "I1=17..20"]
-    low, high = told[7].removeprefix("I1=").split("..")
+    reported = [names[key] for key in batch.keys.tolist()]
+    assert reported[:7] == ["I1=-4611686018427387904", "I1=-1", "I1=0", "I1=2", "I1=3..4", "I1=5", "I1=17..20"]
+    low, high = reported[7].removeprefix("I1=").split("..")
     assert int(low) < 2**63 - 1 == int(high)
-    assert told[8:] == ["I1=0", "I1=17..20"]
+    assert reported[8:] == ["I1=0", "I1=17..20"]
 
 
 # ---- which are new ---------------------------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ def test_a_chain_of_deltas_reads_what_a_whole_export_reads(tmp_path, dtype, init
             table.push(some, rng.standard_normal((100, dim)).astype(np.float32)).result()
             gone = rng.choice(3000, 50, replace=False).astype(np.uint64)
             table.erase(gone)
-            told = store.export(tmp_path / str(k), since=tmp_path / str(k - 1))
-            assert told.version == k + 1
-            assert told.tables["t"].rows <= 150
-            assert told.tables["t"].dropped == 0
+            reported = store.export(tmp_path / str(k), since=tmp_path / str(k - 1))
+            assert reported.version == k + 1
+            assert reported.tables["t"].rows <= 150
+            assert reported.tables["t"].dropped == 0
             beside = tmp_path / "else" / "whole"
             store.export(beside, dtype=dtype, overwrite=True)
             asked = np.arange(3500, dtype=np.uint64)
@@ -76,8 +76,8 @@ def test_an_int8_delta_has_the_rows_that_moved_by_more_than_half_a_step(tmp_path
         assert store.export(tmp_path / "same", since=tmp_path / "a").tables["t"].rows == 0
         table.assign(KEYS[:100], weights[:100] + np.float32(0.3))
         table.assign(KEYS[100:200], weights[100:200] + np.float32(1e-6))
-        told = store.export(tmp_path / "b", since=tmp_path / "a").tables["t"]
-        assert 100 <= told.rows < 110
+        reported = store.export(tmp_path / "b", since=tmp_path / "a").tables["t"]
+        assert 100 <= reported.rows < 110
         with shoal.export.open(tmp_path / "b") as export:
             assert export.table("t").form.dtype == "int8"
             off = np.abs(export.table("t").pull(KEYS) - table.pull(KEYS))
@@ -196,8 +196,8 @@ def test_a_delta_of_what_has_changed_is_that_of_every_row_to_the_byte(
                 store.export(folder / f"whole{k}")
             base = manifest.read(LocalDir(last))[1]
             assert [table.shard.base("export") for table in store.tables.values()] == [base]
-            told = store.export(now, since=last)
-            assert told.tables == compared(store, folder / f"compared{k}", last).tables
+            reported = store.export(now, since=last)
+            assert reported.tables == compared(store, folder / f"compared{k}", last).tables
             assert written(now) == written(folder / f"compared{k}")
             with shoal.export.open(now) as export:
                 asked = np.arange(2500, dtype=np.uint64)
@@ -223,8 +223,8 @@ def test_a_delta_upon_the_last_tracked_export_looks_at_what_has_changed_alone(lo
         table.assign(KEYS[:5], np.full(5, 3, np.float32))
         table.erase(KEYS[1000:1005])
         store.table("new", optimizer=shoal.SGD()).assign(KEYS[:7], np.ones(7, np.float32))
-        told = store.export(tmp_path / "2", since=tmp_path / "1")
-        assert {name: table.rows for name, table in told.tables.items()} == {"t": 10, "new": 7}
+        reported = store.export(tmp_path / "2", since=tmp_path / "1")
+        assert {name: table.rows for name, table in reported.tables.items()} == {"t": 10, "new": 7}
         assert 12 <= looked() < 60
         assert store.export(tmp_path / "3", since=tmp_path / "2").tables["t"].rows == 0
         assert looked() == 0
@@ -250,10 +250,12 @@ def test_a_table_that_an_export_between_left_out_is_known_upon_the_one_that_has_
                 table.assign(KEYS[k : k + 1], np.full(1, 9, np.float32))
             looked()
             names = {1: ["b"], 2: ["a"], 3: ["a", "b"]}[k]
-            told = store.export(tmp_path / str(k), since=tmp_path / str(k - 1), tables=names)
-            assert {name: table.rows for name, table in told.tables.items()} == [{"b": 1}, {"a": 2}, {"a": 1, "b": 2}][
-                k - 1
-            ]
+            reported = store.export(tmp_path / str(k), since=tmp_path / str(k - 1), tables=names)
+            assert {name: table.rows for name, table in reported.tables.items()} == [
+                {"b": 1},
+                {"a": 2},
+                {"a": 1, "b": 2},
+            ][k - 1]
             assert looked() < 30
     with shoal.export.open(tmp_path / "3") as export:
         for name in "ab":
@@ -507,14 +509,14 @@ def test_the_command_exports_checkpoints_and_inspect_tells_what_is_there(tmp_pat
     assert cli.main(["export", str(tmp_path / "c2"), "--output", two, "--since", one]) == 0
     assert "3 rows" in capsys.readouterr().out
     assert cli.main(["inspect", two]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for part in (
         "version 2, delta of ../1",
         "version 1, full",
         "'a': 3 rows, dim 1, int8",
         "every checksum matches",
     ):
-        assert part in told
+        assert part in reported
     with shoal.export.open(two) as export:
         assert export.table("a").pull(KEYS[:3]).ravel() == pytest.approx([9, 9, 9], abs=0.05)
     assert cli.main(["export", str(tmp_path / "c1"), "--output", one, "--table", "z", "--overwrite"]) == 2

@@ -46,7 +46,7 @@ def as_dtype(weights, dtype):
 def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim, dtype, init):
     with shoal.local(slots=16) as store:
         table, keys = make(store, dim=dim, init=INITS[init])
-        told = store.export(tmp_path, dtype=dtype)
+        reported = store.export(tmp_path, dtype=dtype)
         absent = np.random.default_rng(8).integers(0, 2**64, 2000, np.uint64)
         asked = np.random.default_rng(9).permutation(np.concatenate([keys, absent, keys[:100]]))
         want = table.pull(asked)
@@ -57,7 +57,7 @@ def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim,
         got = reader.pull(asked)
         np.testing.assert_array_equal(reader.contains(asked), there & ~dropped)
         np.testing.assert_array_equal(got[~there], want[~there])  # initial rows are not rounded
-        assert len(reader) == told.tables["t"].rows == len(keys) - told.tables["t"].dropped
+        assert len(reader) == reported.tables["t"].rows == len(keys) - reported.tables["t"].dropped
         errors = np.abs(got.astype(np.float64) - want)[there]
         if dtype != "int8":
             np.testing.assert_array_equal(got[there], as_dtype(want[there], dtype))
@@ -65,7 +65,9 @@ def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim,
             assert (errors <= np.abs(want).max() / 127 * 0.51).all()
         else:
             assert (errors <= np.abs(want[there]).max(axis=1, keepdims=True) / 127 * 0.51).all()
-        assert reader.largest_error == told.tables["t"].largest_error == pytest.approx(errors.max(), rel=1e-6, abs=0)
+        assert (
+            reader.largest_error == reported.tables["t"].largest_error == pytest.approx(errors.max(), rel=1e-6, abs=0)
+        )
         once = np.unique(asked[there], return_index=True)[1]
         assert reader.rms_error == pytest.approx(np.sqrt((errors[once] ** 2).mean()), rel=1e-6, abs=0)
         keys_read = np.concatenate([some for some, _ in reader.items()])
@@ -146,19 +148,19 @@ def test_weights_of_ftrl_are_exported_and_not_their_state(tmp_path):
         keys = np.arange(1000, dtype=np.uint64)
         for _ in range(3):
             table.push(keys, np.random.default_rng(3).standard_normal((1000, 1)).astype(np.float32)).result()
-        told = store.export(tmp_path)
+        reported = store.export(tmp_path)
         want = table.pull(keys)
-    assert told.tables["t"].dropped == (want == 0).sum() > 0
+    assert reported.tables["t"].dropped == (want == 0).sum() > 0
     with shoal.export.open(tmp_path) as export:
         np.testing.assert_array_equal(export.table("t").pull(keys), want)
-        assert (told.tables["t"].largest_error, told.tables["t"].rms_error) == (0.0, 0.0)
+        assert (reported.tables["t"].largest_error, reported.tables["t"].rms_error) == (0.0, 0.0)
 
 
 def test_a_number_beyond_float16_becomes_its_largest_and_the_error_says_so(tmp_path):
     with shoal.local() as store:
         store.table("t", optimizer=shoal.SGD()).assign(np.array([7], np.uint64), np.array([1e6], np.float32))
-        told = store.export(tmp_path, dtype="float16")
-    assert told.tables["t"].largest_error == 1e6 - 65504
+        reported = store.export(tmp_path, dtype="float16")
+    assert reported.tables["t"].largest_error == 1e6 - 65504
     with shoal.export.open(tmp_path) as export:
         assert export.table("t").pull(np.array([7], np.uint64)).tolist() == [[65504.0]]
 

@@ -53,9 +53,9 @@ class There:
         return shoal.export.open(where, cache=self.cache, storage_options=self.how, threads=1, **more)
 
     def export(self, store: shoal.Store, name: str, since: str | None = None, **more: Any) -> Any:
-        told = None if since is None else self.at(since)
+        reported = None if since is None else self.at(since)
         return store.export(
-            self.at(name), since=told, cache=self.cache, storage_options=self.how, **more, overwrite=True
+            self.at(name), since=reported, cache=self.cache, storage_options=self.how, **more, overwrite=True
         )
 
     def copies(self) -> list[Path]:
@@ -95,9 +95,9 @@ def test_an_export_on_s3_has_the_bytes_of_one_on_a_disk_and_is_read_as_that(ther
     with shoal.local(slots=4) as store:
         table = store.table("t", dim=3)
         table.assign(KEYS, np.random.default_rng(1).normal(size=(500, 3)).astype("f"))
-        told = there.export(store, "1", dtype="float16")
+        reported = there.export(store, "1", dtype="float16")
         store.export(tmp_path / "here", dtype="float16")
-        assert told.tables["t"].rows == 500
+        assert reported.tables["t"].rows == 500
     here = sorted(tmp_path.glob("here/*.frozen"))
     assert [path.read_bytes() for path in here] == [there.place("1").read(there.data_file("1"))]
     with there.open("1") as export, shoal.export.open(tmp_path / "here") as same:

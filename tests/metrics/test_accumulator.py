@@ -88,13 +88,13 @@ def test_a_batch_returns_the_sum_of_its_losses_or_takes_the_sums():
 def test_arrays_of_a_model_count_as_lists_do(examples):
     y, a = ([float(one[i]) for one in examples] for i in (0, 1))
     arrays, lists = Accumulator(3), Accumulator(3)
-    told = []
+    reported = []
     for seen, labels, margins in ((arrays, np.array(y, np.float32), np.array(a)), (lists, y, a)):
         try:
-            told.append(seen.update(labels, margins, sums=(1.5, 0.5)))
+            reported.append(seen.update(labels, margins, sums=(1.5, 0.5)))
         except ValueError as error:
-            told.append(str(error).replace("np.float32", "").replace("np.float64", ""))
-    assert told[0] == told[1]
+            reported.append(str(error).replace("np.float32", "").replace("np.float64", ""))
+    assert reported[0] == reported[1]
     assert arrays.to_dict() == lists.to_dict()
 
 

@@ -8,7 +8,7 @@ import pytest
 from shoal.metrics import Accumulator, Progressive, logloss
 
 
-def told(lines, sizes, weights=None):
+def reported(lines, sizes, weights=None):
     rng = np.random.default_rng(0)
     n = sum(sizes)
     y, a = (rng.random(n) < 0.3).astype(np.float32), rng.normal(size=n)
@@ -26,12 +26,12 @@ def told(lines, sizes, weights=None):
 
 
 def test_lines_come_at_the_powers_of_two_and_at_the_end():
-    out, *_ = told(Progressive(), [1] * 100)
+    out, *_ = reported(Progressive(), [1] * 100)
     assert [line.examples for line in out] == [1, 2, 4, 8, 16, 32, 64, 100]
 
 
 def test_lines_come_every_so_many_examples():
-    out, *_ = told(Progressive(30), [1] * 100)
+    out, *_ = reported(Progressive(30), [1] * 100)
     assert [line.examples for line in out] == [30, 60, 90, 100]
 
 
@@ -42,18 +42,18 @@ def test_an_interval_that_is_none_is_refused_with_what_to_pass(every):
 
 
 def test_a_batch_is_not_taken_apart_and_gives_one_line_at_most():
-    assert [line.examples for line in told(Progressive(), [10] * 5)[0]] == [10, 20, 40, 50]
-    assert [line.examples for line in told(Progressive(4), [10] * 3)[0]] == [10, 20, 30]
+    assert [line.examples for line in reported(Progressive(), [10] * 5)[0]] == [10, 20, 40, 50]
+    assert [line.examples for line in reported(Progressive(4), [10] * 3)[0]] == [10, 20, 30]
 
 
 def test_other_factors_step_as_far():
-    assert [line.examples for line in told(Progressive(10.0), [1] * 1000)[0]] == [1, 10, 100, 1000]
+    assert [line.examples for line in reported(Progressive(10.0), [1] * 1000)[0]] == [1, 10, 100, 1000]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_line_has_the_mean_since_the_start_and_since_the_line_before(weighted):
     weights = np.random.default_rng(1).exponential(size=1000) if weighted else None
-    out, y, a, w = told(Progressive(), [7] * 100, weights)
+    out, y, a, w = reported(Progressive(), [7] * 100, weights)
     before = 0
     for line in out:
         assert line.logloss == pytest.approx(logloss(y[: line.examples], a[: line.examples], w[: line.examples]))
@@ -75,7 +75,7 @@ def test_nothing_is_told_of_nothing():
 
 
 def test_lines_stand_under_their_header():
-    (line,) = told(Progressive(), [1])[0]
+    (line,) = reported(Progressive(), [1])[0]
     widths = {len(row.rstrip()) for row in [str(line), Progressive.HEADER.splitlines()[1]]}
     assert len(widths) == 1
     assert str(line).split()[2:] == ["1", "1", "nan"]

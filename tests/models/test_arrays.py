@@ -46,19 +46,19 @@ KINDS = (LogisticRegression, FactorizationMachine)
 @pytest.mark.parametrize("kind", KINDS)
 def test_arrays_sparse_matrices_and_lists_give_the_same_model_to_the_bit(kind, planted):
     X, y = planted
-    told = {}
+    reported = {}
     forms = {"dense": X, "csr": sparse.csr_array(X), "csc": sparse.csc_matrix(X), "lil": sparse.lil_array(X)}
     for name, form in (forms | {"list": X.tolist(), "float64": X.astype(np.float64)}).items():
         with kind() as model:
             assert model.fit(form, y, progress=False) is model
-            told[name] = model.table.digest()
+            reported[name] = model.table.digest()
             p = model.predict_proba(form)
             assert p.shape == (ROWS, 2)
             assert np.allclose(p.sum(axis=1), 1)
             assert model.predict(form).tolist() == (p[:, 1] > 0.5).astype(int).tolist()
             assert model.score(form, y) == np.mean(model.predict(form) == y) > 0.9
             assert model.evaluate(form, y).examples == ROWS
-    assert len(set(told.values())) == 1
+    assert len(set(reported.values())) == 1
 
 
 def test_columns_of_an_array_have_the_keys_of_libsvm_text(planted, tmp_path):
@@ -126,14 +126,14 @@ def test_frames_of_every_library_and_labels_beside_them_give_the_same_model(ads)
         "pyarrow": numbers,
         "category": features.astype({"site": "category"}),
     }
-    told = set()
+    reported = set()
     for frame in frames.values():
         with LogisticRegression() as model:
             model.fit(frame, ads["click"], valid=(frame, ads["click"]), epochs=3, progress=False)
             assert [done.valid.examples for done in model.history.passes] == [ROWS] * 3
             assert model.schema == {"numeric": ["price"], "categorical": ["site", "user"]}
-            told.add(model.table.digest())
-    assert len(told) == 1
+            reported.add(model.table.digest())
+    assert len(reported) == 1
     named = shoal.read_arrow(ads.set_index(shuffled.index), label="click", numeric=["price"])
     assert max(np.diff(batch.indptr).max() for batch in named) == 3
 
@@ -152,7 +152,7 @@ def test_weights_of_examples_and_of_classes_multiply(planted):
     X, y = planted
     weights = np.random.default_rng(1).random(ROWS).astype(np.float32)
     share = {0: ROWS / (2 * np.sum(y == 0)), 1: ROWS / (2 * np.sum(y == 1))}
-    told = []
+    reported = []
     for how in (
         {"sample_weight": weights * np.array([2.0, 0.5], np.float32)[y]},
         {"sample_weight": weights, "class_weight": {0: 2.0, 1: 0.5}},
@@ -160,11 +160,13 @@ def test_weights_of_examples_and_of_classes_multiply(planted):
         {"class_weight": share},
     ):
         with LogisticRegression(class_weight=how.get("class_weight")) as model:
-            told.append(model.fit(X, y, sample_weight=how.get("sample_weight"), progress=False).table.digest())
+            reported.append(model.fit(X, y, sample_weight=how.get("sample_weight"), progress=False).table.digest())
             assert model.history.fits[-1].plan.class_weight == (
-                None if len(told) == 1 else pytest.approx((2.0, 0.5) if len(told) == 2 else (share[0], share[1]))
+                None
+                if len(reported) == 1
+                else pytest.approx((2.0, 0.5) if len(reported) == 2 else (share[0], share[1]))
             )
-    assert told[0] == told[1] != told[2] == told[3]
+    assert reported[0] == reported[1] != reported[2] == reported[3]
     batches = [shoal.Batch(y.astype(np.float32), np.arange(ROWS + 1), np.zeros(ROWS, np.uint64), None)]
     with (
         LogisticRegression(bias=False, class_weight={1: 9.0}) as rare,

@@ -205,7 +205,7 @@ def test_it_says_when_it_did_not_get_there(caplog):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda: shoal.models.DBPG(l1=-1.0), "l1 >= 0"),
         (lambda: shoal.models.DBPG(lr=1.5), "safe up to 1"),
@@ -218,8 +218,8 @@ def test_it_says_when_it_did_not_get_there(caplog):
         (lambda: shoal.LogisticRegression(shoal.FTRL(), solver="dbpg"), "its own update rule"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make, told):
-    with pytest.raises(ValueError, match=told):
+def test_settings_that_make_no_sense_are_refused(make, reported):
+    with pytest.raises(ValueError, match=reported):
         make()
 
 
@@ -242,14 +242,14 @@ def test_what_belongs_to_learning_online_is_refused():
         with pytest.raises(TypeError, match="Batch"):
             model.fit(batch)
         assert len(model.table) == 0
-    for solver, told in (
+    for solver, reported in (
         (shoal.models.DBPG(blocks=5), "the store has 4 slots"),
         (shoal.models.DBPG(delay=4), "pass 0 to 3"),
     ):
         with (
             shoal.local(slots=4) as store,
             shoal.LogisticRegression(solver=solver, store=store) as model,
-            pytest.raises(ValueError, match=told),
+            pytest.raises(ValueError, match=reported),
         ):
             model.fit([batch])
 

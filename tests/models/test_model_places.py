@@ -56,7 +56,7 @@ def save(place: StorageDir, label: int, **how: Any) -> None:
         assert model.save(place, **{"overwrite": True} | how) == place.location
 
 
-def told(place: StorageDir) -> int:
+def reported(place: StorageDir) -> int:
     """The label that a model tells; it must be whole."""
     with shoal.models.load(place) as model:
         p = model.predict_proba(batch(0))
@@ -79,7 +79,7 @@ def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: StorageDir) -> 
     save(place, 1, names=names)
     assert held(place) == ["checkpoint", "model.json", "names.names"]
     assert shoal.models.load_names(place) == names
-    assert told(place) == 1
+    assert reported(place) == 1
     first = set(place.subdirectories())
     with pytest.raises(ValueError, match="holds a model already"):
         save(place, 0, overwrite=False)
@@ -91,7 +91,7 @@ def test_a_model_is_replaced_and_what_it_replaces_is_gone(place: StorageDir) -> 
     assert held(place) == ["checkpoint", "model.json"]
     assert not first & set(place.subdirectories())
     assert shoal.models.load_names(place) is None
-    assert told(place) == 0
+    assert reported(place) == 0
 
 
 def test_a_model_on_s3_is_found_by_its_url_and_options(s3: str, tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_what_is_no_model_is_never_written_to(place: StorageDir) -> None:
         save(place.child("thesis.tex"), 1)
     assert place.names() == ["thesis.tex"]
     with pytest.raises(shoal.CorruptionError, match=r"model\.json is missing"):
-        told(place)
+        reported(place)
     with pytest.raises(shoal.CorruptionError, match=r"is a file where a directory should be"):
-        told(place.child("thesis.tex"))
+        reported(place.child("thesis.tex"))
 
 
 def test_where_nothing_can_be_written_a_fit_says_so_before_it_learns(s3: str) -> None:
@@ -152,7 +152,7 @@ def test_a_cluster_saves_a_model_to_s3_and_loads_it(s3: str, tmp_path: Path) -> 
         model = shoal.LogisticRegression(store=store)
         model.partial_fit(batch(1))
         model.save(there)
-    assert told(there) == 1
+    assert reported(there) == 1
     with opened("connected", slots=16) as store:
         again = shoal.LogisticRegression.load(there, store=store)
         assert np.all(again.predict_proba(batch(1)) > 0.5)
@@ -171,9 +171,9 @@ def test_a_save_that_is_interrupted_leaves_what_was_there(
         save(place, 0, names=shoal.data.FeatureNames())
     assert sorted([*place.names(), *place.subdirectories()]) == before
     assert uploads(s3, tmp_path.name) == []
-    assert told(place) == 1
+    assert reported(place) == 1
     save(place, 0)
-    assert told(place) == 0
+    assert reported(place) == 0
 
 
 def test_a_connection_that_is_lost_while_saving_leaves_what_was_there(s3: str, wire: Wire, tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_a_connection_that_is_lost_while_saving_leaves_what_was_there(s3: str, w
 
     with after_writes(2, lose), pytest.raises(shoal.errors.StorageError, match=f"{url}/.* cannot be written"):
         save(near, 0)
-    assert told(there) == 1
+    assert reported(there) == 1
     save(there, 0)
     assert held(there) == ["checkpoint", "model.json"]
-    assert told(there) == 0
+    assert reported(there) == 0
 
 
 # ---- two writers -----------------------------------------------------------------------------------------------------
@@ -234,10 +234,10 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(
     assert answers.count("") == 1
     (text,) = set(answers) - {""}
     assert f"{place}/model.json was written by another process" in text
-    assert told(place) == answers.index("")
+    assert reported(place) == answers.index("")
     assert held(place) == ["checkpoint", "model.json"]
     save(place, 1)
-    assert told(place) == 1
+    assert reported(place) == 1
 
 
 @pytest.mark.parametrize("moment", ["before it is put in place", "behind that"])
@@ -266,7 +266,7 @@ def test_a_save_that_comes_between_another_ones_last_steps_is_whole(
             save(place, 0)
     else:
         save(place, 0)
-    assert told(place) == 1
+    assert reported(place) == 1
     assert held(place) == ["checkpoint", "model.json"]
 
 

@@ -172,15 +172,15 @@ def test_the_commands_train_measure_predict_and_serve(form: str, tmp_path: Path,
     out = run(
         capsys, "train", "lr", *how, "--valid", tmp_path / "data", "--output", tmp_path / "m", "--json", "--quiet"
     )
-    told = json.loads(out)
-    assert (told["classes"], told["loss"], told["examples"]) == (CLASSES, "multinomial", 2 * ROWS)
-    assert told["passes"][1]["valid"]["accuracy"] > 0.6
+    reported = json.loads(out)
+    assert (reported["classes"], reported["loss"], reported["examples"]) == (CLASSES, "multinomial", 2 * ROWS)
+    assert reported["passes"][1]["valid"]["accuracy"] > 0.6
     with shoal.load(tmp_path / "m") as model:
         whole = list(data.with_classes(CLASSES))
-        assert model.evaluate(whole).logloss == pytest.approx(told["passes"][1]["valid"]["logloss"])
+        assert model.evaluate(whole).logloss == pytest.approx(reported["passes"][1]["valid"]["logloss"])
         p = np.concatenate([model.predict_proba(batch) for batch in whole])
     measured = json.loads(run(capsys, "evaluate", tmp_path / "m", "--data", tmp_path / "data", "--json"))
-    assert measured["accuracy"] == told["passes"][1]["valid"]["accuracy"]
+    assert measured["accuracy"] == reported["passes"][1]["valid"]["accuracy"]
     assert "accuracy 0." in run(capsys, "evaluate", tmp_path / "m", "--data", tmp_path / "data")
     rows = run(capsys, "predict", tmp_path / "m", "--data", tmp_path / "data", "--output", "-").splitlines()
     np.testing.assert_array_equal(np.array([row.split("\t") for row in rows], float), p)

@@ -373,8 +373,8 @@ def test_weights_of_which_some_are_zero_are_read_and_the_largest_found() -> None
 
 def run(capsys: Any, *arguments: object) -> tuple[str, str]:
     assert cli.main([str(one) for one in arguments]) == 0
-    told = capsys.readouterr()
-    return told.out, told.err
+    reported = capsys.readouterr()
+    return reported.out, reported.err
 
 
 def test_the_command_resumes_tracks_reports_and_inspects(log: Path, tmp_path: Path, capsys: Any) -> None:
@@ -390,8 +390,8 @@ def test_the_command_resumes_tracks_reports_and_inspects(log: Path, tmp_path: Pa
     out, _ = run(capsys, "inspect", tmp_path / "m", "--top", 3)
     assert re.search(r"classes +4\n +loss +multinomial", out)
     assert len(re.findall(r"^    [+-][\d.]+ +\d+, class [0-3]$", out, re.MULTILINE)) == 3
-    told = json.loads(run(capsys, "inspect", tmp_path / "m", "--top", 1, "--json")[0])
-    assert len(told["top"][0]["weight"]) == CLASSES
+    reported = json.loads(run(capsys, "inspect", tmp_path / "m", "--top", 1, "--json")[0])
+    assert len(reported["top"][0]["weight"]) == CLASSES
     for more in ([], ["--data", log]):
         run(capsys, "report", tmp_path / "m", *more)
         page = (tmp_path / "m" / "report.html").read_text()

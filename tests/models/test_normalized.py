@@ -112,7 +112,7 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
     output = tmp_path / "probabilities"
     paths = [str(tmp_path / "m"), "--data", str(test), "--output", str(output)]
     assert cli.main(["predict", *paths, "--quiet"]) == 0
-    told = np.loadtxt(output)
+    reported = np.loadtxt(output)
     assert cli.main(["inspect", str(tmp_path / "m")]) == 0
     assert "normalized  yes" in capsys.readouterr().out
     reader = shoal.read_csv(test, label="click", numeric=["price"])
@@ -120,7 +120,7 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
         assert model.is_normalized
         assert "normalized=True" in repr(model)
         expected = model.predict_proba(reader)
-        np.testing.assert_allclose(told, expected, rtol=1e-6)
+        np.testing.assert_allclose(reported, expected, rtol=1e-6)
         copied = copy.deepcopy(pickle.loads(pickle.dumps(model)))
         assert copied.predict_proba(reader).tobytes() == expected.tobytes()
         copied.close()
@@ -210,14 +210,14 @@ def test_what_is_wrong_with_a_batch_is_said_before_any_scale_has_changed():
     with LogisticRegression(normalized=True) as model:
         model.partial_fit(batch_of([3, 4]))
         before = digests(model)
-        for wrong, told in (
+        for wrong, reported in (
             (batch_of([1, 2 * LARGEST]), r"the value 1\.845e\+19 of key 7 is too large to be normalized: divide"),
             (batch_of([1, -2 * LARGEST]), "too large to be normalized"),
             (batch_of([1, 5], labels=[0, 2]), "labels must be 0 or 1"),
             (batch_of([1, 5], weights=[1, -1]), "not negative"),
             (batch_of([1, np.inf]), "inf"),
         ):
-            with pytest.raises(ValueError, match=told):
+            with pytest.raises(ValueError, match=reported):
                 model.partial_fit(wrong)
             assert digests(model) == before
         model.partial_fit(batch_of([]))
@@ -287,7 +287,7 @@ def test_filters_that_round_are_kept_from_the_scales_or_refused():
 
 
 def test_exports_that_do_not_tell_are_not_normalized():
-    told = {
+    reported = {
         "kind": "logistic regression",
         "table": "lr",
         "more_tables": [],
@@ -299,4 +299,4 @@ def test_exports_that_do_not_tell_are_not_normalized():
     }
     with shoal.local() as store:
         store.table("lr", dim=1, optimizer=shoal.FTRL())
-        assert not models.exported(told, store).is_normalized
+        assert not models.exported(reported, store).is_normalized

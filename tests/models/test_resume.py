@@ -307,9 +307,9 @@ def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert main([*kept[:-1]]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 1
-    assert "has finished already, after" in told[0]
+    reported = capsys.readouterr().out.splitlines()
+    assert len(reported) == 1
+    assert "has finished already, after" in reported[0]
     assert main(kept) == 0
     assert json.loads(capsys.readouterr().out)["over"] is True
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -24,7 +24,7 @@ threading.Timer(0.05, print, ["at the end"]).start()
 """
 
 
-def told(*words, **settings):
+def reported(*words, **settings):
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, **settings)
     lines = [line for line in done.stderr.splitlines() if fork_server.__file__ not in line and "  exec(" not in line]
     return done.returncode, done.stdout, [line for line in lines if set(line) - set(" ^~")]
@@ -53,12 +53,12 @@ def test_a_fork_answers_as_a_start_does(words, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     how = {"cwd": tmp_path, "input": "read", "env": {**os.environ, "TOLD": "something"}}
     with fork_server.true_starts():
-        started = told(*words, **how)
-    assert told(*words, **how) == started
+        started = reported(*words, **how)
+    assert reported(*words, **how) == started
 
 
 def is_fork(**settings):
-    return told("-c", IS_FORK, **settings)[1] == "True\n"
+    return reported("-c", IS_FORK, **settings)[1] == "True\n"
 
 
 def test_programs_are_forked_where_an_optional_package_is_missing(monkeypatch):
@@ -75,7 +75,7 @@ def test_only_what_a_fork_can_be_is_forked():
     assert not is_fork(env={**os.environ, "PYTHONHASHSEED": "1"})
     assert not is_fork(env={**os.environ, "LD_LIBRARY_PATH": "/nowhere"})
     assert not is_fork(preexec_fn=os.getpid)
-    assert told("-I", "-c", IS_FORK)[1] == told("-c", IS_FORK + "# not sys.modules")[1] == "False\n"
+    assert reported("-I", "-c", IS_FORK)[1] == reported("-c", IS_FORK + "# not sys.modules")[1] == "False\n"
     with fork_server.true_starts():
         assert not is_fork()
 
@@ -98,14 +98,14 @@ def test_a_fork_is_a_child_in_the_group_of_its_own_that_can_be_stopped_and_kille
 
 def test_a_fork_that_may_start_others_forks_them_too():
     text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {IS_FORK!r}], check=True)"
-    assert told("-c", text) == (0, "True\n", [])
+    assert reported("-c", text) == (0, "True\n", [])
     text = f"import os, subprocess, sys\nif os.fork() == 0: subprocess.run([sys.executable, '-c', {IS_FORK!r}])"
-    assert told("-c", text + "\nelse: os.wait()") == (0, "False\n", [])  # the server is its parent's
+    assert reported("-c", text + "\nelse: os.wait()") == (0, "False\n", [])  # the server is its parent's
 
 
 def test_a_supervised_program_is_a_fork_as_well():
     words = [sys.executable, "-I", "-S", fork_server.SUPERVISOR, str(os.getpid()), sys.executable, "-c", IS_FORK]
-    assert told(*words[1:]) == (0, "True\n", [])
+    assert reported(*words[1:]) == (0, "True\n", [])
 
 
 def test_a_fork_that_fails_to_begin_is_an_error(tmp_path):

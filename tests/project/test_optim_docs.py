@@ -46,8 +46,8 @@ def test_the_table_of_defaults_is_the_codes(text):
         "Proximal",
     }
     documented["GroupFTRL"] = documented["FTRL"] + ", l21 0"
-    for name, told in documented.items():
-        parts = [part.strip().rsplit(" ", 1) for part in told.split(",")]
+    for name, reported in documented.items():
+        parts = [part.strip().rsplit(" ", 1) for part in reported.split(",")]
         values = {
             field: {"off": 0.0, "on": 1.0}.get(value) if value in {"off", "on"} else float(value)
             for field, value in parts

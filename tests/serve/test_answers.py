@@ -46,9 +46,9 @@ def test_answers_are_the_models_own_to_the_bit(tmp_path, kind):
             writer.write_table(table)
         status, body, headers = ask(port, "POST", "/predict", sink.getvalue(), {"Content-Type": ARROW})
         assert (status, headers["shoal-version"]) == (200, "1")
-        told = pa.ipc.open_stream(body).read_all()
-        np.testing.assert_array_equal(told["probability"].to_numpy(), want)
-        assert told.schema.metadata == {b"version": b"1"}
+        reported = pa.ipc.open_stream(body).read_all()
+        np.testing.assert_array_equal(reported["probability"].to_numpy(), want)
+        assert reported.schema.metadata == {b"version": b"1"}
 
 
 def test_columns_are_read_as_the_training_data_was(tmp_path):
@@ -150,10 +150,10 @@ dir = "{tmp_path / "m"}"
         np.testing.assert_allclose(predict(port, rows), want, rtol=1e-6)
         status, body, _ = ask(port, "POST", "/predict", '{"instances": [{"keys": [1]}]}')
         assert status == 400, body
-        told = json.loads(ask(port, "GET", "/versions")[1])
-        assert told["model"] == "click model"
-        assert told["takes"]["columns"] == {"site": "text", "user": "text"}
-        assert "fields" in told["takes"]["keys"]
+        reported = json.loads(ask(port, "GET", "/versions")[1])
+        assert reported["model"] == "click model"
+        assert reported["takes"]["columns"] == {"site": "text", "user": "text"}
+        assert "fields" in reported["takes"]["keys"]
     _refuses_rows_alone(tmp_path, "dense part")
 
 
@@ -226,10 +226,10 @@ def test_no_request_fails_while_versions_come(tmp_path):
                 while not stop.is_set():
                     connection.request("POST", "/predict", body)
                     response = connection.getresponse()
-                    told = json.loads(response.read())
-                    assert response.status == 200, told
-                    np.testing.assert_array_equal(told["probabilities"], want[told["version"]])
-                    seen.add(told["version"])
+                    reported = json.loads(response.read())
+                    assert response.status == 200, reported
+                    np.testing.assert_array_equal(reported["probabilities"], want[reported["version"]])
+                    seen.add(reported["version"])
             except BaseException as error:
                 errors.append(error)
             finally:
@@ -347,9 +347,9 @@ def test_a_damaged_version_is_reported_kept_out_and_logged_once(tmp_path, caplog
     ],
 )
 def test_what_cannot_be_predicted_from_is_refused_with_words(bad_port, body, headers, status, message):
-    got, told, _ = ask(bad_port, "POST", "/predict", body, headers)
-    assert got == status, told
-    assert message in json.loads(told)["error"]
+    got, reported, _ = ask(bad_port, "POST", "/predict", body, headers)
+    assert got == status, reported
+    assert message in json.loads(reported)["error"]
     assert predict(bad_port, [{"keys": [2**64 - 1, 0]}]).shape == (1,)
 
 

@@ -144,9 +144,9 @@ def test_mutated_bodies_are_answered_or_refused(tmp_path):
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout)
-    assert told["answered"] > 50
-    assert told["peak_mib"] < 500
+    reported = json.loads(done.stdout)
+    assert reported["answered"] > 50
+    assert reported["peak_mib"] < 500
 
 
 def connect(port):

@@ -110,8 +110,8 @@ def test_answers_are_those_of_a_model_saved_from_the_same_tables(logs: Path, tmp
                 deadline = time.monotonic() + TIMEOUT
                 while not np.allclose(predict(port, rows), want, rtol=SAME, atol=0):
                     assert time.monotonic() < deadline
-                told = json.loads(ask(port, "GET", "/versions")[1])
-                assert (told["version"], told["model"]) == (0, "click model")
+                reported = json.loads(ask(port, "GET", "/versions")[1])
+                assert (reported["version"], reported["model"]) == (0, "click model")
                 assert json.loads(ask(other, "POST", "/reload")[1])["reloaded"] in (True, False)
                 np.testing.assert_allclose(predict(other, rows), want, rtol=SAME)
         with asked(f"{made.address}/{model.tables[0].name}", like=str(tmp_path / "m")) as live:

@@ -354,13 +354,17 @@ def test_no_web_page_changes_what_is_served(made, path):
         running({"ctr": served}, hosts=["models.example"]) as (port, _),
     ):
         for headers in FOREIGN:
-            told = {name: value.format(port=port) for name, value in headers.items()}
-            status, answer, _ = ask(port, "POST", path, body, told | {"Content-Type": "text/plain"})
+            reported = {name: value.format(port=port) for name, value in headers.items()}
+            status, answer, _ = ask(port, "POST", path, body, reported | {"Content-Type": "text/plain"})
             assert (status, served.settings.labels) == (403, {"stable": 1}), (headers, answer)
-            assert ask(port, "POST", "/predict", BODY, told)[0] == ask(port, "GET", "/models/ctr", None, told)[0] == 200
+            assert (
+                ask(port, "POST", "/predict", BODY, reported)[0]
+                == ask(port, "GET", "/models/ctr", None, reported)[0]
+                == 200
+            )
         for headers in OWN:
-            told = {name: value.format(port=port) for name, value in headers.items()}
-            assert ask(port, "POST", path, body, told)[0] == 200, headers
+            reported = {name: value.format(port=port) for name, value in headers.items()}
+            assert ask(port, "POST", path, body, reported)[0] == 200, headers
 
 
 def test_an_error_of_the_server_is_counted(made, monkeypatch):

@@ -212,10 +212,10 @@ def test_the_process_grows_by_what_stats_tell_and_shrinks_again(dim, rows, optim
     command = [sys.executable, "-c", MEMORY, str(dim), str(rows), optimizer, str(slots)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    grown, told, left = map(int, done.stdout.split())
-    assert grown < 1.1 * told + 2**22
-    assert told < 1.1 * grown + 2**22
-    assert told < rows * (row_bytes + 16) * 1.1  # the hash, the slack of growth, page rounding
+    grown, reported, left = map(int, done.stdout.split())
+    assert grown < 1.1 * reported + 2**22
+    assert reported < 1.1 * grown + 2**22
+    assert reported < rows * (row_bytes + 16) * 1.1  # the hash, the slack of growth, page rounding
     assert left < 0.2 * grown
 
 

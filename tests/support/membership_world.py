@@ -133,8 +133,8 @@ class Process:
         asks_clock = isinstance(order.body, (Hold, Fence, Dismiss))
         clock = max(0, self.world.clock - (self.join.rank or 0)) if asks_clock else 0
         tables = (clock,) if isinstance(order.body, Fence) else ()
-        told = isinstance(order.body, ReportMetrics)
-        figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if told else ()
+        reported = isinstance(order.body, ReportMetrics)
+        figures = tuple({"loop": k} for k in range(len(self.join.addresses))) if reported else ()
         self.done = OrderReply(self.sender, order.number, clock, "", figures, refused, tables)
 
     def replied(self, reply: Reply) -> None:
@@ -168,7 +168,7 @@ class World:
         )
         self.flying: list[tuple[float, object, Process, bytes | None]] = []  # the route of those to the scheduler
         self.processes: list[Process] = []
-        self.told: dict[tuple[bytes, int], object] = {}
+        self.reported: dict[tuple[bytes, int], object] = {}
         self.inside: dict[int, Process] = {}
         self.incarnations: dict[int, int] = defaultdict(int)
         self.tables: set[tuple[int, str]] = set()
@@ -206,8 +206,8 @@ class World:
                     if isinstance(event, WorkerGone):
                         self.leaves(event.rank, event.incarnation)
             if isinstance(message, Reply) and not isinstance(message.body, PendingReply) and message.number:
-                first = (process.sender, message.number) not in self.told
-                known = self.told.setdefault((process.sender, message.number), message.body)
+                first = (process.sender, message.number) not in self.reported
+                known = self.reported.setdefault((process.sender, message.number), message.body)
                 assert known == message.body or isinstance(message.body, ErrorReply | LeaveReply), "another answer (I4)"
                 if isinstance(message.body, JoinReply) and process.role == "worker" and first:
                     self.check_joined(process, message.body)
@@ -315,7 +315,7 @@ def together(workers: int = 1, servers: int = 1) -> tuple[World, list[Process]]:
 def joined(membership: Membership, wanted: list[int | None], size: int) -> list[JoinReply | None]:
     """Have workers join that want these ranks, in this order, in a cluster of one server that does all it is told."""
     server = b"server"
-    told: dict[bytes, JoinReply] = {}
+    reported: dict[bytes, JoinReply] = {}
 
     def say(sender: bytes, message: object) -> None:
         waiting = [(sender, message)]
@@ -325,7 +325,7 @@ def joined(membership: Membership, wanted: list[int | None], size: int) -> list[
                 if isinstance(answer, Order):
                     waiting.append((server, OrderReply(server, answer.number)))
                 elif isinstance(answer.body, JoinReply):
-                    told[route] = answer.body
+                    reported[route] = answer.body
 
     say(server, Request(server, 1, Hello("server", "s")))
     say(server, Request(server, 2, Join(None, ("tcp://:7",))))
@@ -334,4 +334,4 @@ def joined(membership: Membership, wanted: list[int | None], size: int) -> list[
     for sender, rank in zip(senders, wanted, strict=True):
         say(sender, Request(sender, 1, Hello("worker", "w")))
         say(sender, Request(sender, 2, Join(rank, (), size, BSP)))
-    return [told.get(sender) for sender in senders]
+    return [reported.get(sender) for sender in senders]

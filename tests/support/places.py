@@ -64,8 +64,8 @@ def uploads(endpoint: str, under: str) -> list[Any]:
     """List the uploads that are under way in a folder: another test's may be left, whose connection was lost."""
     import boto3
 
-    told = boto3.client("s3", endpoint_url=endpoint).list_multipart_uploads(Bucket=BUCKET)
-    return [one for one in told.get("Uploads", []) if one["Key"].startswith(f"{under}/")]
+    reported = boto3.client("s3", endpoint_url=endpoint).list_multipart_uploads(Bucket=BUCKET)
+    return [one for one in reported.get("Uploads", []) if one["Key"].startswith(f"{under}/")]
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ def test_the_initial_row_is_read_before_the_first_push():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda store: store.dense("w", (3, 0)), "positive whole numbers"),
         (lambda store: store.dense("w", -1), "positive whole numbers"),
@@ -130,10 +130,10 @@ def test_the_initial_row_is_read_before_the_first_push():
         (lambda store: store.dense("v", 10), "more blocks than the 1 of shape"),
     ],
 )
-def test_a_description_that_does_not_fit_is_refused(make, told):
+def test_a_description_that_does_not_fit_is_refused(make, reported):
     with shoal.local() as store:
         store.dense("v", (3, 7), block=10).assign(np.ones((3, 7), np.float32))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=reported):
             make(store)
 
 

@@ -59,14 +59,14 @@ CALLS = {
 def test_keys_of_narrower_integers_are_those_of_int64_and_uint64(table, call, dtype):
     wide = np.int64 if np.dtype(dtype).kind == "i" else np.uint64
     keys = np.array([1, 2, 3 if wide is np.uint64 else -3]).astype(dtype)
-    told = []
+    reported = []
     for given in (keys, keys.astype(wide)):
         with shoal.local() as store:
             made = store.table("user", dim=4, optimizer=shoal.SGD(1.0), init=shoal.Constant(0.5))
             made.assign(KEYS, ROWS)
             found = call(made, given)
-            told.append((made.digest(), None if isinstance(found, shoal.Future) else pickle.dumps(found)))
-    assert told[0] == told[1]
+            reported.append((made.digest(), None if isinstance(found, shoal.Future) else pickle.dumps(found)))
+    assert reported[0] == reported[1]
     assert len(table.pull([])) == 0
 
 

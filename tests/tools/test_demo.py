@@ -182,10 +182,10 @@ def run(*arguments, before=""):
 
 def test_without_matplotlib_it_says_how_to_get_a_picture(tmp_path):
     out = tmp_path / "out"
-    status, told, _ = run("--output", out, "--examples", "2000", before="sys.modules['matplotlib.figure'] = None; ")
+    status, reported, _ = run("--output", out, "--examples", "2000", before="sys.modules['matplotlib.figure'] = None; ")
     assert status == 0
-    assert "pip install shoal[plot]" in told
-    assert "best reachable" in told
+    assert "pip install shoal[plot]" in reported
+    assert "best reachable" in reported
     assert sorted(os.listdir(out)) == ["model", "planted_test.tsv", "planted_train.tsv"]
 
 
@@ -194,8 +194,8 @@ def test_it_replaces_nothing_without_being_asked(tmp_path):
     (out / "model").mkdir(parents=True)
     words = ["--output", out, "--examples", "1024"]
     (out / "planted_train.tsv").write_text("precious")
-    status, told, error = run(*words)
-    assert (status, told) == (1, "")
+    status, reported, error = run(*words)
+    assert (status, reported) == (1, "")
     assert "planted_train.tsv exists already: pass overwrite=True (--overwrite)" in error
     assert (out / "planted_train.tsv").read_text() == "precious"
     assert run(*words, "--overwrite")[0] == run(*words, "--overwrite")[0] == 0
@@ -217,7 +217,7 @@ def test_it_replaces_nothing_without_being_asked(tmp_path):
 def test_errors_of_the_demonstration_are_one_line(tmp_path, monkeypatch, arguments, status, says):
     monkeypatch.chdir(tmp_path)
     Path("good").write_text("1 7:1\n0 8:1\n")
-    ended, told, error = run("--output", "d", *arguments)
-    assert (ended, told) == (status, "")
+    ended, reported, error = run("--output", "d", *arguments)
+    assert (ended, reported) == (status, "")
     assert says in error
     assert "Traceback" not in error

@@ -105,7 +105,7 @@ def test_times_are_rates_times_rows_shared_by_the_servers():
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "reported"),
     [
         ({"keys": 0}, "keys must be a whole number of at least 1, got 0"),
         ({"keys": 1e9}, "keys must be a whole number"),
@@ -119,8 +119,8 @@ def test_times_are_rates_times_rows_shared_by_the_servers():
         ({"keys": 9, "dtype": "int8"}, "dtype out of"),
     ],
 )
-def test_what_makes_no_table_is_refused(asked, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_makes_no_table_is_refused(asked, reported):
+    with pytest.raises(ValueError, match=reported):
         shoal.tools.estimate(**asked)
 
 
@@ -154,12 +154,12 @@ def test_the_command_tells_memory_servers_checkpoint_and_time(tmp_path):
     rates = tmp_path / "rates.json"
     rates.write_text(json.dumps({"rates": {name: getattr(RATES, name) for name in RATES.__slots__}}))
     asked = ["--keys", "2e9", "--dim", 16, "--optimizer", "adagrad", "--memory", "24GiB", "--rates", rates]
-    told = cli(*asked)
-    assert told.returncode == 0, told.stderr
-    assert "2,000,000,000 keys, 16 weights in float32 under Adagrad: 128 bytes per row" in told.stdout
-    assert f"{plan.table_bytes / 1e9:,.1f} GB in {plan.servers} servers of 24.0 GiB" in told.stdout
-    assert f"checkpoint  {plan.checkpoint_bytes / 1e9:,.1f} GB" in told.stdout
-    assert "to insert every key" in told.stdout
+    reported = cli(*asked)
+    assert reported.returncode == 0, reported.stderr
+    assert "2,000,000,000 keys, 16 weights in float32 under Adagrad: 128 bytes per row" in reported.stdout
+    assert f"{plan.table_bytes / 1e9:,.1f} GB in {plan.servers} servers of 24.0 GiB" in reported.stdout
+    assert f"checkpoint  {plan.checkpoint_bytes / 1e9:,.1f} GB" in reported.stdout
+    assert "to insert every key" in reported.stdout
     facts = json.loads(cli(*asked, "--json", "--examples", "1e9").stdout)
     assert facts["servers"] == plan.servers
     assert facts["table_bytes"] == plan.table_bytes
@@ -172,16 +172,16 @@ def test_the_command_measures_and_its_rates_can_be_used_again(tmp_path, monkeypa
 
     monkeypatch.setattr(sizing, "measure_rates", lambda **_: RATES)
     assert main(["estimate", "--keys", "1e8", "--json"]) == 0
-    told = capsys.readouterr().out
-    (tmp_path / "rates.json").write_text(told)
+    reported = capsys.readouterr().out
+    (tmp_path / "rates.json").write_text(reported)
     assert main(["estimate", "--keys", "100000000", "--rates", str(tmp_path / "rates.json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(told)
+    assert json.loads(capsys.readouterr().out) == json.loads(reported)
     assert main(["estimate", "--keys", "1e8", "--no-measure"]) == 0
     assert "time" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["--keys", "many"], "'many' is not a whole number"),
         (["--keys", "1.5"], "is not a whole number"),
@@ -191,10 +191,10 @@ def test_the_command_measures_and_its_rates_can_be_used_again(tmp_path, monkeypa
         (["--keys", "9", "--memory", "1", "--no-measure"], "choose more slots, or larger servers"),
     ],
 )
-def test_the_command_says_what_is_wrong(arguments, told):
+def test_the_command_says_what_is_wrong(arguments, reported):
     done = cli(*arguments)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert reported in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -23,13 +23,13 @@ def test_parquet_has_keys_weights_and_state_and_comes_back(tmp_path, dim, optimi
         table = store.table("t", dim=dim, optimizer=optimizer)
         table.push(KEYS, np.random.default_rng(1).standard_normal((5, dim)).astype(np.float32)).result()
         assert convert.write_parquet(table, path) == 5
-        told = pa.parquet.read_table(path)
-        keys = told["key"].to_numpy()
+        reported = pa.parquet.read_table(path)
+        keys = reported["key"].to_numpy()
         assert sorted(keys.tolist()) == sorted(KEYS.tolist())
         state = {name: rows for name, rows in table.state(keys).items() if name != "w"}
-        assert told.column_names == ["key", "weights", *state]
+        assert reported.column_names == ["key", "weights", *state]
         for name, rows in {"weights": table.pull(keys), **state}.items():
-            assert np.array(told[name].to_pylist(), np.float32).reshape(rows.shape).tolist() == rows.tolist()
+            assert np.array(reported[name].to_pylist(), np.float32).reshape(rows.shape).tolist() == rows.tolist()
         again, weights = convert.read_parquet_rows(path)
         other = store.table("other", dim=dim, optimizer=shoal.SGD())
         other.assign(again, weights)
@@ -91,7 +91,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
         good = pa.parquet.read_table(path)
         thirds = pa.array([[1 / 3, 0.0]] * 5, pa.list_(pa.float32(), 2))
         infinite = pa.array([[np.inf, 0.0]] * 5, pa.list_(pa.float32(), 2))
-        told = {key: value for key, value in good.schema.metadata.items() if key != b"shoal"}
+        reported = {key: value for key, value in good.schema.metadata.items() if key != b"shoal"}
         for other, message in [
             (good.drop_columns("n"), "no column 'n', which table 't' has by Adagrad"),
             (
@@ -104,7 +104,7 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
             (good.set_column(0, "key", pa.array([1, 2, 3, 1, 5], pa.uint64())), "'t' occurs twice"),
             (good.set_column(1, "weights", thirds), "not a float16 number"),
             (good.set_column(1, "weights", infinite), "not finite"),
-            (good.replace_schema_metadata(told), "does not describe a table"),
+            (good.replace_schema_metadata(reported), "does not describe a table"),
             (good.replace_schema_metadata({b"shoal": b"{}"}), "cannot be read"),
             (
                 good.replace_schema_metadata(
@@ -169,19 +169,21 @@ def test_rows_of_tables_with_rules_come_back_with_their_occurrences(tmp_path, mo
             store.tick()
         assert 100 < len(table) < 300 or rules in {"score", "all"}
         assert convert.write_parquet(table, tmp_path / "t.parquet") == len(table)
-        told = pa.parquet.read_table(tmp_path / "t.parquet")
-        assert told.column_names == ["key", "weights", "m", *COLUMNS.get(rules, ["count", "clock", "score"])]
-        if "clock" in told.column_names:
-            assert set(told["clock"].to_pylist()) <= {0, 1, 2, 3, 4}
-        if "count" in told.column_names:
-            assert sum(told["count"].to_pylist()) > 2 * len(table)
-        pa.parquet.write_table(told.take(rng.permutation(len(told))), tmp_path / "turned.parquet", row_group_size=70)
+        reported = pa.parquet.read_table(tmp_path / "t.parquet")
+        assert reported.column_names == ["key", "weights", "m", *COLUMNS.get(rules, ["count", "clock", "score"])]
+        if "clock" in reported.column_names:
+            assert set(reported["clock"].to_pylist()) <= {0, 1, 2, 3, 4}
+        if "count" in reported.column_names:
+            assert sum(reported["count"].to_pylist()) > 2 * len(table)
+        pa.parquet.write_table(
+            reported.take(rng.permutation(len(reported))), tmp_path / "turned.parquet", row_group_size=70
+        )
         other.tick()
         for file in ("t", "turned"):
             again = convert.load_parquet(other, tmp_path / f"{file}.parquet")
             assert (again.spec, again.digest()) == (table.spec, table.digest())
         # And they go on alike: clocks are the table's, whatever the store's is. Rows alone: no keys wait any more.
-        there = told["key"].to_numpy()
+        there = reported["key"].to_numpy()
         for one, of in ((table, store), (again, other)):
             one.push(there[:50], np.ones((50, dim), np.float32)).result()
             of.tick()
@@ -204,8 +206,8 @@ def test_rows_without_occurrences_count_as_seen_now(tmp_path):
         again = convert.load_parquet(other, path)
         assert again.contains(KEYS).all()  # though none was sighted nine times
         convert.write_parquet(again, path, overwrite=True)
-        told = pa.parquet.read_table(path)
-        assert [set(told[name].to_pylist()) for name in ("count", "clock", "score")] == [{1}, {9}, {1.0}]
+        reported = pa.parquet.read_table(path)
+        assert [set(reported[name].to_pylist()) for name in ("count", "clock", "score")] == [{1}, {9}, {1.0}]
         other.sweep()
         assert len(again) == 5
         store.sweep()

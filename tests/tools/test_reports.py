@@ -227,7 +227,7 @@ def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
         threads, calibration = model.store.threads, str(model.calibration)
     page = read(shoal.tools.report(tmp_path / "m"))
     cells = page.texts("td")
-    told = dict(itertools.pairwise(cells))
+    reported = dict(itertools.pairwise(cells))
     expected = {
         "file": str(tmp_path / "hour-1"),
         "validation data": str(tmp_path / "held"),
@@ -241,7 +241,7 @@ def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
         "fits before this one": "1, 1 with other settings",
         "features per example": "2.0",
     }
-    assert {name: told.get(name) for name in expected} == expected
+    assert {name: reported.get(name) for name in expected} == expected
     assert {("1", "hour-0"), ("2", "hour-1")} <= set(itertools.pairwise(cells))
 
 

@@ -604,13 +604,13 @@ def test_a_forked_child_is_told_whose_store_it_is(store, name):
     out = embedding(keys)
 
     def child():
-        told = []
+        reported = []
         for call in (lambda: embedding(keys), lambda: bag(keys), lambda: embedding.prefetch(keys), out.sum().backward):
             try:
                 call()
             except shoal.errors.WrongProcessError:
-                told.append("wrong process")
-        return told
+                reported.append("wrong process")
+        return reported
 
     assert in_child(child) == str(["wrong process"] * 4)
 

@@ -108,12 +108,12 @@ def test_no_examples_are_no_rows(batch):
 def test_a_slow_twin_agrees_on_random_rows(rng):
     fields = Fields(names=["5", "1", "3"], form="libffm", history="4", item="1", dense=["2"])
     for n in (1, 7, 64):
-        lengths, keys, values, told = [], [], [], []
+        lengths, keys, values, reported = [], [], [], []
         for _ in range(n):
             mine = [f for f in (0, 1, 2, 3, 5) if rng.random() < 0.7] + [4] * int(rng.integers(0, 4))
             rng.shuffle(mine)
             lengths.append(len(mine))
-            told += mine
+            reported += mine
             keys += rng.integers(0, 50, len(mine)).tolist()
             values += rng.random(len(mine)).tolist()
         batch = shoal.Batch(
@@ -122,7 +122,7 @@ def test_a_slow_twin_agrees_on_random_rows(rng):
             np.array(keys, np.uint64),
             np.array(values, np.float32),
             None,
-            np.array(told, np.uint64),
+            np.array(reported, np.uint64),
         )
         x = fields.inputs(batch)
         for row in range(n):

@@ -191,12 +191,12 @@ def test_a_forked_process_that_touches_the_parents_store_is_told_so(reader):
     def work(store):
         PARENTS[:] = [store.table("t", optimizer=shoal.SGD(lr=1.0))]
         try:
-            told = set(BatchLoader(reader, tries_the_parents_table, num_workers=1, start_method="fork"))
+            reported = set(BatchLoader(reader, tries_the_parents_table, num_workers=1, start_method="fork"))
         finally:
             PARENTS.clear()
         store.tick()
-        return told
+        return reported
 
     with cluster(1, 1) as made:
-        (told,) = together(made.address, 1, work)
-    assert all(one.startswith("WrongProcessError") for one in told)
+        (reported,) = together(made.address, 1, work)
+    assert all(one.startswith("WrongProcessError") for one in reported)

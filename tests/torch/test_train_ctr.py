@@ -574,7 +574,7 @@ def documented(text: str) -> dict[str, dict[str, str]]:
 
 def test_the_document_describes_every_key():
     text = (ROOT / "docs" / "ctr.md").read_text()
-    told = documented(text)
+    reported = documented(text)
     for section, kind in (
         ("data", Data),
         ("tables", Tables),
@@ -587,9 +587,11 @@ def test_the_document_describes_every_key():
             for name in kind.__struct_fields__
         }
         keys = [name for name in kind.__struct_fields__ if name != "rules"]
-        assert sorted(told[section]) == sorted(keys)
+        assert sorted(reported[section]) == sorted(keys)
         for name in keys:
-            assert " ".join(told[section][name].split()) in re.sub(r'"\s*"', "", str(hints[name])).replace("\\'", "'")
+            assert " ".join(reported[section][name].split()) in re.sub(r'"\s*"', "", str(hints[name])).replace(
+                "\\'", "'"
+            )
     models = re.findall(
         r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", text.split("`[model]`")[1].split("`dim` is")[0], re.MULTILINE
     )

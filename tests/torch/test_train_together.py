@@ -346,13 +346,13 @@ def test_torchrun_starts_the_workers(clicks: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
 def test_the_command_trains_on_two_workers_and_the_first_one_saves(clicks: Path, tmp_path: Path, dense: str) -> None:
-    told = sorted(run(clicks, tmp_path / "m", dense=dense), key=lambda one: one["worker"])
-    assert [one["worker"] for one in told] == [0, 1]
-    assert [one["examples"] for one in told] == [1200, 1200]
-    metrics = [[(done["metrics"], done["valid"], done["grouped"]) for done in one["passes"]] for one in told]
+    reported = sorted(run(clicks, tmp_path / "m", dense=dense), key=lambda one: one["worker"])
+    assert [one["worker"] for one in reported] == [0, 1]
+    assert [one["examples"] for one in reported] == [1200, 1200]
+    metrics = [[(done["metrics"], done["valid"], done["grouped"]) for done in one["passes"]] for one in reported]
     assert metrics[0] == metrics[1]
-    assert told[0]["passes"][1]["valid"]["examples"] == 250
-    assert [one["model"] for one in told] == [str(tmp_path / "m"), None]
+    assert reported[0]["passes"][1]["valid"]["examples"] == 250
+    assert [one["model"] for one in reported] == [str(tmp_path / "m"), None]
     with shoal.torch.load(tmp_path / "m") as model:
         found = model.evaluate(read(clicks, "valid"))
-        assert found.logloss == pytest.approx(told[0]["passes"][1]["valid"]["logloss"], rel=1e-6)
+        assert found.logloss == pytest.approx(reported[0]["passes"][1]["valid"]["logloss"], rel=1e-6)

@@ -312,8 +312,8 @@ def test_what_the_servers_have_counted_is_told_endpoint_by_endpoint():
     world, (one,) = together(servers=2)
     asked = one.ask(GetMetrics())
     world.go(2.0)
-    told = [(endpoint.server, endpoint.address, endpoint.figures) for endpoint in one.replies[asked].endpoints]
-    assert told == [
+    reported = [(endpoint.server, endpoint.address, endpoint.figures) for endpoint in one.replies[asked].endpoints]
+    assert reported == [
         (0, "tcp://10.0.0.9:5000", {"loop": 0}),
         (1, "tcp://10.0.0.9:5010", {"loop": 0}),
         (1, "tcp://10.0.0.9:5011", {"loop": 1}),

@@ -146,7 +146,7 @@ READS = [Op.PULL, Op.PULL, Op.CONTAINS, Op.STATE, Op.SLOT, Op.SECTION]
 OTHERS = [Op.TICK, Op.TICK, Op.TICK]
 
 
-def told(service: _core.Service) -> dict[str, Any]:
+def reported(service: _core.Service) -> dict[str, Any]:
     """What a service reports, but for what is kept for the arcs of one message apart."""
     apart = {"pending_bytes", "pending_peak", "dropped_pushes"}
     return {name: value for name, value in service.metrics().items() if name not in apart}
@@ -186,7 +186,7 @@ def test_replies_and_rows_are_those_of_one_arc(arcs: str, mode: str) -> None:
                         service.dismiss(worker, 1 + event // 50, clock, tables)
                     service.set_map(1, [(first, end)] if event % 100 == 49 else [(0, SLOTS)])
                 assert one.released() == many.released()
-            assert [item for item in told(one).items() if item[1] != told(many)[item[0]]] == []
+            assert [item for item in reported(one).items() if item[1] != reported(many)[item[0]]] == []
         for id in TABLES:
             ours, theirs = one.shard(id), many.shard(id)
             assert contents(ours) == contents(theirs)

@@ -161,9 +161,9 @@ class Histories(RuleBasedStateMachine):
             return
         fenced = [m for m in self.waiting if m.rank == rank]
         self.waiting = [m for m in self.waiting if m.rank != rank]
-        told, others = replies[: len(fenced)], replies[len(fenced) :]
-        assert all(reply.status == Status.FENCED for reply in told)
-        assert sorted(reply.sequence for reply in told) == sorted(m.sequence for m in fenced)
+        reported, others = replies[: len(fenced)], replies[len(fenced) :]
+        assert all(reply.status == Status.FENCED for reply in reported)
+        assert sorted(reply.sequence for reply in reported) == sorted(m.sequence for m in fenced)
         self.kept = [m for m in self.kept if m.rank != rank or m.clock < member.clock]
         self.expect(others, self.go_on())
 

@@ -65,7 +65,7 @@ def asked(service: _core.Service, message: list[Any]) -> tuple[int, list[int]]:
     return read.status, read.numbers.tolist()
 
 
-def told(service: _core.Service, message: list[Any]) -> tuple[int, bytes]:
+def reported(service: _core.Service, message: list[Any]) -> tuple[int, bytes]:
     ((_, frames),) = service.handle(b"peer", message)
     read = _core.decode(frames)
     assert read.status == Status.OK
@@ -126,18 +126,18 @@ def test_words_go_to_and_fro_until_the_end() -> None:
     asked(service, begin(PLAIN, sequence=1))
     save = service.next_session()
     assert save.wait_request() == (0, b"")
-    assert told(service, tell(1, b"write")) == (1, b"")
+    assert reported(service, tell(1, b"write")) == (1, b"")
     assert save.wait_request() == (1, b"write")
     save.set_status(b"done")
-    assert told(service, tell(1, b"write")) == (1, b"done")
-    assert told(service, tell(7)) == (0, b"")
-    assert told(service, tell(1, rank=1)) == (0, b"")  # another worker's
+    assert reported(service, tell(1, b"write")) == (1, b"done")
+    assert reported(service, tell(7)) == (0, b"")
+    assert reported(service, tell(1, rank=1)) == (0, b"")  # another worker's
     waiting = threading.Thread(target=lambda: save.wait_request(2, 50.0))
     waiting.start()
     assert one(deliver(service, end(1, sequence=2))).status == Status.OK
     waiting.join(120)
     assert not waiting.is_alive()
-    assert told(service, tell(1)) == (0, b"")
+    assert reported(service, tell(1)) == (0, b"")
     assert one(deliver(service, end(1, sequence=2))).status == Status.OK  # sent again
     assert one(deliver(service, end(1, sequence=3))).status == Status.OK  # nothing is to be given up
     refused = one(deliver(service, end(1, *BASE, sequence=4)))
@@ -262,7 +262,7 @@ def test_a_save_that_ends_because_slots_leave_is_answered_with_the_newer_epoch()
     assert session.ended
     for message in (tell(1, epoch=1), begin(PLAIN, sequence=1, epoch=1)):
         assert one(deliver(service, message)).status == Status.WRONG_EPOCH
-    assert told(service, tell(1, epoch=2)) == (0, b"")
+    assert reported(service, tell(1, epoch=2)) == (0, b"")
     assert asked(service, begin(PLAIN, sequence=1, epoch=2)) == (Status.OK, [])
 
 
@@ -294,12 +294,12 @@ def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytes
     working = TaskRunner(service)
     asked(service, begin(PLAIN, sequence=1))
     task = task_of("nowhere", b"", patience=0.05)
-    told(service, tell(1, msgspec.msgpack.encode(task)))
+    reported(service, tell(1, msgspec.msgpack.encode(task)))
     deadline = time.monotonic() + 120
     while len(asked(service, begin(PLAIN, sequence=2, rank=1))[1]) != 4:  # busy, while it is waited for
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert told(service, tell(1)) == (0, b"")
+    assert reported(service, tell(1)) == (0, b"")
     working.stop()
 
 
@@ -315,11 +315,11 @@ def test_an_endpoint_that_cannot_read_what_the_worker_says_lets_go(
         working = TaskRunner(service)
         asked(service, begin(PLAIN, sequence=1))
         deadline = time.monotonic() + 120
-        while first is not None and b"failed" not in told(service, tell(1, first))[1]:
+        while first is not None and b"failed" not in reported(service, tell(1, first))[1]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        told(service, tell(1, words))
-        while told(service, tell(1)) != (0, b""):
+        reported(service, tell(1, words))
+        while reported(service, tell(1)) != (0, b""):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         working.stop()
@@ -347,7 +347,7 @@ def test_an_endpoint_that_cannot_write_says_so_and_leaves_none_of_its_files(
     form = TableRecord.of(spec)
     task = task_of(str(tmp_path), b"seen", tables=[form], kinds=["plain"], patience=30.0, go=True)
     deadline = time.monotonic() + 120
-    while not (words := told(service, tell(2, msgspec.msgpack.encode(task)))[1]) or b"failed" not in words:
+    while not (words := reported(service, tell(2, msgspec.msgpack.encode(task)))[1]) or b"failed" not in words:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     report = msgspec.msgpack.decode(words, type=tasks.Report)

@@ -18,14 +18,14 @@ def body(folder: Path) -> dict:
 
 def rows_of(folder: Path, name: str) -> dict[int, np.ndarray | None]:
     """Return what one export has of a table, by key; None for a key that it calls removed."""
-    told = body(folder)
-    table = next(t for t in told["tables"] if t["name"] == name)
+    reported = body(folder)
+    table = next(t for t in reported["tables"] if t["name"] == name)
     found: dict[int, np.ndarray | None] = {}
     for section in table["sections"]:
         slot, file, offset, size, rows, homes, lines, reach, width, crc = section
         data = (folder / table["files"][file]["name"]).read_bytes()[offset : offset + size]
         assert crc32c(data) == crc
-        hashes = _section(data, table, told["slots"], slot, homes, lines, reach, width)
+        hashes = _section(data, table, reported["slots"], slot, homes, lines, reach, width)
         assert list(hashes) == sorted(hashes)
         assert len(hashes) == rows
         found.update({unmix(h): row for h, row in hashes.items()})

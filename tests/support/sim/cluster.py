@@ -380,19 +380,19 @@ class Cluster:
 
     def dismiss(self, rank, incarnation, then):
         """Fence a worker off everywhere; then end its clocks up to the greatest that it has ended anywhere."""
-        told = []
+        reported = []
 
         def fence(service):
-            told.append(service.fence(rank, incarnation))
-            if len(told) == len(self.services):
-                clock, tables = max(told, key=lambda last: last[0])
+            reported.append(service.fence(rank, incarnation))
+            if len(reported) == len(self.services):
+                clock, tables = max(reported, key=lambda last: last[0])
                 for address in self.services:
                     self.tell(address, dismiss, clock, tables)
 
         def dismiss(service, clock, tables):
             service.dismiss(rank, incarnation, clock, tables)
-            told.pop()
-            if not told:
+            reported.pop()
+            if not reported:
                 then()
 
         for address in self.services:

@@ -204,14 +204,14 @@ class ReplicatedWorker(WorkerProcess):
             if newest is not None:
                 self.world.note_map(newest)  # a reply may be older than an event
 
-    def told(self, event):
+    def reported(self, event):
         if isinstance(event, m.MapChanged):
             self.world.note_map(event.map)
             if self.client is not None:
                 self.client.requests.set_map(event.map, self.world.network.now)
                 self.client.go()
         else:
-            super().told(event)
+            super().reported(event)
 
 
 class Tool(Process):

@@ -69,7 +69,7 @@ class Process:
         elif isinstance(message, m.Events) and self.seen is not None and message.first <= self.seen:
             for event in message.events[self.seen - message.first :]:
                 self.seen += 1
-                self.told(event)
+                self.reported(event)
         elif isinstance(message, m.Order):
             self.execute(message)
 
@@ -86,7 +86,7 @@ class Process:
     def answered(self, body):
         pass
 
-    def told(self, event):
+    def reported(self, event):
         pass
 
     def ended(self):
@@ -176,7 +176,7 @@ class WorkerProcess(Process):
         self.world.replaced += 1
         self.world.join(self.program)
 
-    def told(self, event):
+    def reported(self, event):
         if isinstance(event, m.ServerGone) and self.client is not None:
             self.client.requests.lose(event.rank, event.text, self.world.network.now)
             self.client.go()

@@ -455,13 +455,13 @@ class ClusterStore(ConnectedStore):
                 yield found.split
                 finished = found.split
             elif found.end is None:
-                self._tick_along()
+                self._tick_with_others()
             else:
                 while self.clock < found.end:
                     self.tick()
                 return
 
-    def _tick_along(self) -> None:
+    def _tick_with_others(self) -> None:
         """Let one clock of the other workers pass."""
         if self._consistency.mode == "asp" or not self._tables:
             time.sleep(_SPLIT_POLL_SECONDS)
