@@ -117,10 +117,11 @@ class Future(Generic[Result]):
 
     def __init__(self, request: Waitable | None, make_result: Callable[[], Result]) -> None:
         self._request = request
-        self._make_result: Callable[[], Result] | None = make_result
         self._lock = threading.Lock()
+        self._make_result: Callable[[], Result] | None = make_result
         if request is None:
-            self._resolve()
+            self._result = make_result()
+            self._make_result = None
 
     def done(self) -> bool:
         """Return whether :meth:`result` returns or raises at once. Never blocks."""

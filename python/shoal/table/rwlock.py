@@ -43,7 +43,7 @@ class RwLock:
 
     def check_process(self) -> None:
         """Raise in a child after a fork."""
-        if not self.is_ours:
+        if os.getpid() != self._pid:
             raise WrongProcessError(
                 "this store was made before a fork and belongs to the parent process: make a new store in the "
                 "child, or start children with the 'spawn' method"

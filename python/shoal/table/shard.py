@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.machine import available_bytes
-from shoal.table.arrays import Counts, Rows
+from shoal.table.arrays import AnyRows, Counts, Rows
 from shoal.table.future import Future, Waitable
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.user_functions import Description, failure
@@ -269,8 +269,17 @@ def pull_and_expand(
     batch: _core.KeyBatch,
     rows: Rows,
     workers: _core.ThreadPool,
-) -> Future[None]:
-    """Pull the rows of unique keys into a buffer, and copy each to its input keys."""
+    result: AnyRows | None = None,
+) -> Future[AnyRows]:
+    """Pull the rows of unique keys into a buffer, and copy each to its input keys: ``rows``, of which a view is given.
+
+    The future returns ``result``, the rows as the caller knows them.
+    """
     dim = rows.shape[1]
     unique = np.empty((len(batch), dim), np.float32)
-    return Future(pull(batch, unique), lambda: batch.expand(unique, dim, rows, workers))
+
+    def expand() -> AnyRows:
+        batch.expand(unique, dim, rows, workers)
+        return rows if result is None else result
+
+    return Future(pull(batch, unique), expand)

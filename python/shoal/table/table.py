@@ -23,7 +23,7 @@ from shoal.lifecycle import (
 from shoal.optim import Init, Optimizer
 from shoal.table import reductions
 from shoal.table.arrays import AnyRows, Counts, Keys, Rows, as_counts, as_floats, as_keys, as_out, as_rows
-from shoal.table.future import After, Future, Waitable, no_op, requests_of
+from shoal.table.future import After, Future, no_op, requests_of
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
 from shoal.table.shard import Shard, ShardReader, pull_and_expand
@@ -78,7 +78,11 @@ class Table:
         self._slots = slots
         self._workers = workers
         self._rwlock = rwlock
+        self._floats = spec.floats
+        self._is_integer = spec.is_integer
+        self._needs_counts = spec.needs_counts
         self._number: np.dtype[Any] = np.dtype(np.int64 if spec.is_integer else np.float32)
+        self._grads = "amounts" if spec.is_integer else "grads"  # what is pushed to a table of integers is no gradient
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, dim={self.dim}, optimizer={self.optimizer}, dtype={self.spec.dtype!r})"
@@ -177,15 +181,11 @@ class Table:
         """Replace the rows: done by a load, under the exclusive lock, and by `close`."""
         self._reader = shard
 
-    def _what(self, grads: str) -> str:
-        """Return how an argument is called in messages: what is pushed to a table of integers is no gradient."""
-        return "amounts" if self._spec.is_integer and grads == "grads" else grads
-
     def _rows(self, values: npt.ArrayLike, n: int, what: str) -> Rows:
-        return as_floats(as_rows(values, (n, self.dim), self.name, self._what(what), self._number))
+        return as_floats(as_rows(values, (n, self._spec.dim), self._spec.name, what, self._number))
 
     def _out(self, out: AnyRows | None, n: int) -> AnyRows:
-        return as_out(out, (n, self.dim), self.name, self._number)
+        return as_out(out, (n, self._spec.dim), self._spec.name, self._number)
 
     def _batch(self, keys: Keys) -> KeyBatch:
         return KeyBatch(keys, self._slots, self._workers)
@@ -233,13 +233,14 @@ class Table:
         reader = _after(self.reader, after)
         batch = self._batch(keys)
         rows = self._out(out, batch.input_size)
-        return Future(self._pull_into(reader, batch, as_floats(rows)), lambda: rows)
+        return self._pull_into(reader, batch, rows)
 
-    def _pull_into(self, reader: ShardReader, batch: KeyBatch, rows: AnyRows) -> Waitable | None:
+    def _pull_into(self, reader: ShardReader, batch: KeyBatch, rows: AnyRows) -> Future[AnyRows]:
         # One pass needs no buffer of unique rows, but its writes are scattered.
-        if self._spec.floats >= _ONE_PASS_DIM and len(batch) >= _ONE_PASS_UNIQUE * batch.input_size:
-            return reader.pull_per_key(batch.native, rows)
-        return pull_and_expand(reader.pull, batch.native, rows, self._workers)
+        floats = as_floats(rows)
+        if self._floats >= _ONE_PASS_DIM and len(batch) >= _ONE_PASS_UNIQUE * batch.input_size:
+            return Future(reader.pull_per_key(batch.native, floats), lambda: rows)
+        return pull_and_expand(reader.pull, batch.native, floats, self._workers, rows)
 
     def push(self, keys: Keys, grads: AnyRows, *, after: After = ()) -> Future[None]:
         """Apply one optimizer step to the rows of ``keys``, creating missing rows.
@@ -272,11 +273,9 @@ class Table:
         """
         self._check_usable()
         checked = as_keys(keys)
-        rows = self._rows(grads, len(checked), "grads")
-        counting = self._spec.needs_counts
-        batch = _core.SummedBatch(
-            checked, rows, self._spec.floats, self._slots, self._workers, counting, self._spec.is_integer
-        )
+        rows = self._rows(grads, len(checked), self._grads)
+        counting = self._needs_counts
+        batch = _core.SummedBatch(checked, rows, self._floats, self._slots, self._workers, counting, self._is_integer)
         return self._push(batch, batch.sums, batch.counts() if counting else None, after=after)
 
     def _push(
@@ -324,18 +323,17 @@ class Table:
         self._check_usable()
         batch = self._batch(keys)
         rows = self._out(out, batch.input_size)
-        floats = as_floats(rows)
-        summed = as_floats(batch.sum(as_rows(grads, rows.shape, self.name, self._what("grads"), self._number)))
-        counts = batch.counts() if self._spec.needs_counts else None
+        summed = as_floats(batch.sum(as_rows(grads, rows.shape, self.name, self._grads, self._number)))
+        counts = batch.counts() if self._needs_counts else None
 
-        def both() -> Waitable | None:
+        def both() -> Future[AnyRows]:
             shard = _after(self.shard, after)
             pushed = shard.push(batch.native, summed, counts, self._clock())
             if isinstance(pushed, int):
-                return self._pull_into(shard, batch, floats)
-            return pushed.pull_per_key(batch.native, floats)
+                return self._pull_into(shard, batch, rows)
+            return Future(pushed.pull_per_key(batch.native, as_floats(rows)), lambda: rows)
 
-        return Future(self._rwlock.shared(both), lambda: rows)
+        return self._rwlock.shared(both)
 
     def prefetch(self, keys: Keys | KeyBatch) -> None:
         """Begin to read the rows of a later call that are on disk, and return.
@@ -413,13 +411,15 @@ class Table:
         -------
         Future
         """
-        rows = self._rows(grads, len(batch), "grads")
+        rows = self._rows(grads, len(batch), self._grads)
         if copy and self.shard.retains_arrays:
             rows = rows.copy()
-        if self._spec.needs_counts:
-            counts = batch.counts() if counts is None else as_counts(counts, len(batch))
-        else:
+        if not self._needs_counts:
             counts = None
+        elif counts is None:
+            counts = batch.counts()
+        else:
+            counts = as_counts(counts, len(batch))
         return self._push(batch.native, rows, counts, locations)
 
     def push_per_key(
@@ -442,8 +442,8 @@ class Table:
         -------
         Future
         """
-        rows = self._rows(grads, batch.input_size, "grads")
-        counts = batch.counts() if self._spec.needs_counts else None
+        rows = self._rows(grads, batch.input_size, self._grads)
+        counts = batch.counts() if self._needs_counts else None
         push = self._rwlock.shared(
             lambda: self.shard.push_per_key(batch.native, rows, counts, self._clock(), locations)
         )
@@ -953,6 +953,8 @@ class Table:
 
 
 def _after(reader: AnyReader, after: After) -> AnyReader:
+    if after == ():
+        return reader
     requests = requests_of(after)
     return reader.after(requests) if requests else reader
 

@@ -120,7 +120,7 @@ class CallFuture(PendingCalls):
     __slots__ = ("call",)
 
     def __init__(self, channel: Channel, call: Call) -> None:
-        super().__init__(channel)
+        self.channel = channel  # not by the base class: there is one of these for each call
         self.call = call
 
     @property
@@ -309,7 +309,7 @@ class Channel:
         """Wait until a call is settled, successfully or not; raise DeadlineExceededError after ``timeout`` seconds."""
         if not call.done:
             self.check()
-            deadline = _deadline(timeout)
+            deadline = None if timeout is None else _deadline(timeout)
             with self._lock:
                 if not self._run_io_until(lambda: call.done, deadline):
                     raise DeadlineExceededError(
@@ -356,7 +356,7 @@ class Channel:
     def repetitions(self) -> int:
         """Number of messages that were sent again, or to another endpoint."""
         counts = self._requests.counts
-        return counts["resent"] + counts["refused"] + counts["moved"]
+        return counts.get("resent", 0) + counts.get("refused", 0) + counts.get("moved", 0)
 
     def durations(self) -> dict[str, Durations]:
         """Return how long calls took until they were settled, by the name of their operation."""

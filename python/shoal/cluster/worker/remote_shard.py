@@ -71,7 +71,8 @@ class PushCallFuture(CallFuture):
         is_bulk: bool,
         after: Sequence[Call],
     ) -> None:
-        super().__init__(channel, call)
+        self.channel = channel
+        self.call = call
         self._after = after
         self._mark = mark  # Channel.repetitions before the push; None: a filter may change it on its way
         self._workers = workers

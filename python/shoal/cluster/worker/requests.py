@@ -149,10 +149,10 @@ class Requests:
         self._begun += 1
         call.serial = self._begun
         is_write = op in _WRITES if write is None else write
-        failed = next((other for other in after if other.error is not None), None)
+        pending = [other for other in after if not other.done] if after else ()
+        failed = next((other for other in after if other.error is not None), None) if after else None
         if failed is not None:
             return self._settle(call, now, dependency_error(call, failed))
-        pending = [other for other in after if not other.done]
         if not pending or self._closed is not None:
             return self._begin(call, is_write, now)
         self._held.hold(call, pending, is_write=is_write)
@@ -261,7 +261,9 @@ class Requests:
             self._peer(part).reads[call.clock] += 1
         part.key = (part.address, part.sequence, part.number)
         rows = part.end - part.begin
-        part.bytes = 2 * HEADER_BYTES + rows * row_bytes(call) + sum(memoryview(frame).nbytes for frame in call.payload)
+        part.bytes = 2 * HEADER_BYTES + rows * row_bytes(call)
+        if call.payload:
+            part.bytes += sum(memoryview(frame).nbytes for frame in call.payload)
 
     def _peer(self, part: RequestPart) -> EndpointState:
         peer = self._peers.get(part.address)
