@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from dataclasses import fields
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 _NUMBERS = {"int": "a whole number", "float": "a number", "bool": "True or False", "None": "None"}
 
@@ -46,16 +50,31 @@ def whole(name: str, value: Any, least: int = 0, what: str | None = None) -> int
 
 
 def make_plain(description: Any, *, checked: bool = True) -> None:
-    """Make the numbers of a frozen dataclass plain: they are compared, hashed and written into manifests."""
-    for one in fields(description):
-        value = getattr(description, one.name)
+    """Make the numbers of a frozen struct or dataclass plain: they are compared, hashed and written into manifests."""
+    is_struct = isinstance(description, msgspec.Struct)
+    kind: Any = type(description)
+    for name, kinds in _kinds_of(kind):
+        value = getattr(description, name)
         found = plain(value)
-        kinds = (one.type.__name__ if isinstance(one.type, type) else str(one.type)).split(" | ")
-        if checked and _NUMBERS.keys() >= set(kinds) and not _is_one_of(found, kinds):
+        if checked and kinds and not _is_one_of(found, kinds):
             what = " or ".join(_NUMBERS[kind] for kind in kinds)
-            raise TypeError(f"{one.name} is {value!r:.80}: pass {what}")
+            raise TypeError(f"{name} is {value!r:.80}: pass {what}")
         if found is not value:
-            object.__setattr__(description, one.name, found)
+            (structs.force_setattr if is_struct else object.__setattr__)(description, name, found)
+
+
+@functools.cache
+def _kinds_of(kind: Any) -> list[tuple[str, list[str]]]:
+    """Return the fields of a description, each with the types of numbers that it takes; with none: it takes others."""
+    if issubclass(kind, msgspec.Struct):
+        types: dict[str, Any] = {}
+        for base in reversed(kind.__mro__):
+            types |= vars(base).get("__annotations__", {})
+        named = [(name, types[name]) for name in kind.__struct_fields__]
+    else:
+        named = [(one.name, one.type) for one in fields(kind)]
+    found = [(name, (one.__name__ if isinstance(one, type) else str(one)).split(" | ")) for name, one in named]
+    return [(name, kinds if _NUMBERS.keys() >= set(kinds) else []) for name, kinds in found]
 
 
 def _is_one_of(value: Any, kinds: list[str]) -> bool:

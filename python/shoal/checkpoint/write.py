@@ -13,7 +13,6 @@ Threads: a pool reads slots; the calling thread writes.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, Protocol, Self
@@ -144,8 +143,7 @@ def _frozen(shard: AnyLocalShard) -> Iterator[AnyLocalShard]:
         shard.resume_writers()
 
 
-@dataclass(frozen=True, slots=True)
-class TableJob:
+class TableJob(msgspec.Struct, frozen=True):
     """A table to be written."""
 
     form: TableRecord

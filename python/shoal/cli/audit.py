@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
+
+import msgspec
 
 from shoal.base.defaults import BATCH_SIZE
 from shoal.base.settings import Setting
@@ -59,7 +60,7 @@ def audit(options: Audit) -> Answer:
         f"({100 * cells.expected_share:.4g} % expected), {100 * cells.feature_share:.4g} % of all occurrences"
         for cells in found.cells
     ]
-    return Answer("\n".join(lines), dataclasses.asdict(found))
+    return Answer("\n".join(lines), msgspec.to_builtins(found))
 
 
 def _shared(keys: int) -> str:

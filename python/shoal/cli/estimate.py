@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
+
 from shoal.base.machine import local_path
 from shoal.base.settings import Setting
 from shoal.base.sizes import memory_bytes
@@ -126,9 +128,7 @@ def estimate(options: Estimate) -> Answer:
 
 
 def _facts(plan: Plan, memory: int | None) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(plan) | {"memory": memory}
+    return {**msgspec.to_builtins(plan), "memory": memory}
 
 
 def _summary(plan: Plan, options: Estimate, memory: int | None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import structs
 
 from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, warn
@@ -109,7 +110,7 @@ def export(options: Export) -> Answer:
     facts = {
         "directory": options.output,
         "version": written.version,
-        "tables": {name: dataclasses.asdict(table) for name, table in written.tables.items()},
+        "tables": {name: structs.asdict(table) for name, table in written.tables.items()},
     }
     return Answer("\n".join(lines), facts)
 

@@ -18,10 +18,10 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from shoal import _reader
@@ -137,7 +137,7 @@ class TableReader(Reader):
                 return self
             categorical = self._columns.resolved(names)
         reader = copy.copy(self)
-        reader._columns, reader._original = replace(self._columns, categorical=list(categorical)), self
+        reader._columns, reader._original = structs.replace(self._columns, categorical=list(categorical)), self
         reader._schema = {**self._schema, "categorical": list(categorical)}
         return reader
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,8 +26,7 @@ EXAMPLES = 100_000
 BITS = (18, 22, 24)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellCounts:
+class CellCounts(msgspec.Struct, frozen=True, kw_only=True):
     """A sample's features in a table of 2^bits rows."""
 
     bits: int
@@ -41,8 +40,7 @@ class CellCounts:
     expected_share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """What `audit` found in a sample.
 
     Attributes

@@ -15,10 +15,11 @@ import contextlib
 import numbers
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from shoal import _reader
@@ -77,8 +78,7 @@ def missing_numbers(texts: Iterable[str]) -> list[float]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class BoundColumns:
+class BoundColumns(msgspec.Struct, frozen=True):
     """Columns found in a file: what `shoal._reader.parse_csv` calls ``columns``."""
 
     # Of all columns of the file, in its order.
@@ -100,8 +100,7 @@ class BoundColumns:
     unlabelled: BoundColumns | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Columns(msgspec.Struct, frozen=True, kw_only=True):
     """The requested columns: the parameters of `shoal.read_csv` and other readers that name columns."""
 
     label: str | None
@@ -109,12 +108,12 @@ class Columns:
     numeric: Sequence[str] = ()
     weight: str | None = None
     positive: str | float | None = None
-    lists: Mapping[str, str] = field(default_factory=dict)
+    lists: Mapping[str, str] = msgspec.field(default_factory=dict)
     interactions: Interactions = ()
 
     def __post_init__(self) -> None:
         if self.positive is not None:
-            object.__setattr__(self, "positive", text_of(self.positive))
+            structs.force_setattr(self, "positive", text_of(self.positive))
         for name, given in (("categorical", self.categorical), ("numeric", self.numeric)):
             if isinstance(given, str) or not all(isinstance(column, str) for column in given or ()):
                 raise TypeError(f"{name} is {given!r}: pass a list of names of columns")

@@ -12,9 +12,9 @@ is exact: floor(ln(v)^2) >= b if and only if v >= exp(sqrt(b)), which is never a
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +27,7 @@ _SMALL = 10_000
 _DIGITS = 24  # 19 before the point, and enough after it to distinguish any of the bounds from a whole number
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(msgspec.Struct, frozen=True):
     """The tables that `shoal._reader.parse_criteo` walks."""
 
     # Bucket b holds the integers in [floors[b], floors[b + 1]); the last entry is 2^64 - 1.

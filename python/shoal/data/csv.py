@@ -6,8 +6,10 @@ import csv
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from shoal import _reader
 from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, BoundColumns, Columns, Texts, texts_of
@@ -27,17 +29,16 @@ CR_ALONE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(msgspec.Struct, frozen=True):
     """Finds the columns in the first line of a file."""
 
     columns: Columns
     separator: str
     list_separator: str
     missing: tuple[str, ...]
-    numeric: dict[int, str] = field(default_factory=dict)  # names of the columns that were found, by their numbers
-    categorical: dict[int, str] = field(default_factory=dict)
-    looked: set[str] = field(default_factory=set)  # names of columns that were looked at for lists
+    numeric: dict[int, str] = msgspec.field(default_factory=dict)  # names of the columns that were found, by number
+    categorical: dict[int, str] = msgspec.field(default_factory=dict)
+    looked: set[str] = msgspec.field(default_factory=set)  # names of columns that were looked at for lists
 
     def __call__(self, line: bytes, labelled: bool) -> Parse:
         """Return what parses the other lines, which need a label if ``labelled``."""
@@ -48,7 +49,7 @@ class _Header:
         bound = self._bind(names, labelled=self.columns.label is not None)
         others = [name for name in names if name != self.columns.label]
         if others and len(others) < len(names):
-            bound = replace(bound, unlabelled=self._bind(others, labelled=False))
+            bound = structs.replace(bound, unlabelled=self._bind(others, labelled=False))
         return self._parser(bound)
 
     def _bind(self, names: Sequence[str], *, labelled: bool) -> BoundColumns:
@@ -184,4 +185,4 @@ def _others(columns: Columns, header: _Header, names: Sequence[str] | None, line
 
 def _with_columns(columns: Columns, categorical: Sequence[str], **how: Any) -> Format:
     """Make the format of files with these categorical columns."""
-    return csv_format(replace(columns, categorical=list(categorical)), **how)
+    return csv_format(structs.replace(columns, categorical=list(categorical)), **how)

@@ -17,9 +17,10 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from io import BufferedIOBase, FileIO
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
+
+import msgspec
 
 from shoal.errors import StorageError
 
@@ -44,12 +45,11 @@ class File(Protocol):
     def open(self) -> Opened: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True)
-class LocalFile:
+class LocalFile(msgspec.Struct, frozen=True):
     """A regular file of this machine."""
 
     name: str
-    seekable: bool = field(default=True, init=False)
+    seekable: ClassVar[bool] = True
 
     def size(self) -> int:
         """Bytes."""
@@ -68,13 +68,12 @@ class LocalFile:
         return file
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
+class RemoteFile(msgspec.Struct, frozen=True):
     """A file that fsspec opens, with the options of its file system."""
 
     name: str
     options: Mapping[str, Any]
-    seekable: bool = field(default=True, init=False)
+    seekable: ClassVar[bool] = True
 
     def size(self) -> int:
         """Bytes."""

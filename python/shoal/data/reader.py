@@ -12,10 +12,11 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from shoal.base.prefetch import prefetch
 from shoal.base.scalars import whole
@@ -35,8 +36,7 @@ _MOST_LABELS = 10_000  # that are counted, where the one that is looked for is n
 _MOST_HEADS = 1000  # files whose first bytes are read: on an object store each costs a request
 
 
-@dataclass(slots=True)
-class _PassProgress:
+class _PassProgress(msgspec.Struct):
     """Progress of the consumer of one pass."""
 
     cursor: Cursor
@@ -188,7 +188,7 @@ class Reader(ABC):
             if not self._split_sizes:
                 self._split_sizes.extend(file.size() for file in self._files)
             sizes = tuple(self._split_sizes)
-        settings = replace(self._settings, rank=rank, num_splits=n, split_sizes=sizes)
+        settings = structs.replace(self._settings, rank=rank, num_splits=n, split_sizes=sizes)
         for file in self._files:
             if n > 1 and not file.seekable:
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to split it")
@@ -229,7 +229,7 @@ class Reader(ABC):
             size = file.size()
             count = max(1, -(-(size or 0) // split_bytes)) if self._can_begin_anywhere(file) else 1
             for rank in range(count):
-                settings = replace(self._settings, rank=rank, num_splits=count, order=None, split_sizes=(size,))
+                settings = structs.replace(self._settings, rank=rank, num_splits=count, order=None, split_sizes=(size,))
                 split = self._with(settings)
                 split._files = (file,)
                 splits.append(split)
@@ -273,11 +273,11 @@ class Reader(ABC):
             raise ValueError(
                 f"{list(order)} is not a permutation of {len(self._files)} files: pass each of their numbers once"
             )
-        return self._with(replace(self._settings, order=numbers))
+        return self._with(structs.replace(self._settings, order=numbers))
 
     def with_names(self, names: FeatureNames | None) -> Reader:
         """Return this reader with other names to fill, or none."""
-        return self._with(replace(self._settings, names=names))
+        return self._with(structs.replace(self._settings, names=names))
 
     def with_fields(self) -> Reader:
         """Return this reader with batches with the field of each feature in `Batch.fields`.
@@ -293,7 +293,7 @@ class Reader(ABC):
         ValueError
             The format has no fields (libsvm), or features are made of two (interactions).
         """
-        return self._with(replace(self._settings, fielded=True))
+        return self._with(structs.replace(self._settings, fielded=True))
 
     def with_columns(self, categorical: Sequence[str] | None = None) -> Reader:
         """Return this reader for the same columns in every file, if it reads all that nothing is said of.
@@ -332,7 +332,7 @@ class Reader(ABC):
         `shoal.models.Model.predict_proba` does this to its readers. An empty line is still not an
         example.
         """
-        reader = self._with(replace(self._settings, labelled=False))
+        reader = self._with(structs.replace(self._settings, labelled=False))
         reader._original = self
         return reader
 
@@ -358,7 +358,7 @@ class Reader(ABC):
             raise ValueError("labels of several classes are numbers: leave positive (--positive) out")
         if classes < 2:
             raise ValueError(f"classes is {classes}: pass 2 or more")
-        return self._with(replace(self._settings, classes=classes))
+        return self._with(structs.replace(self._settings, classes=classes))
 
     def _of_labels(self) -> Reader | None:
         """Return a reader in which the texts of the labels are the only features, if labels are texts."""
@@ -511,7 +511,7 @@ class Reader(ABC):
             raise ValueError(f"{list(order)} is not a permutation of {len(names)} files: pass what position() returned")
         rank, num_splits = split
         return self._with(
-            replace(self._settings, rank=rank, num_splits=num_splits, begin=begin, sizes=sizes, order=order)
+            structs.replace(self._settings, rank=rank, num_splits=num_splits, begin=begin, sizes=sizes, order=order)
         )
 
     @property
@@ -564,7 +564,7 @@ class Reader(ABC):
         if not self.repeatable:
             return message
         try:
-            for _ in self._with(replace(self._settings, on_error="raise", names=None)):
+            for _ in self._with(structs.replace(self._settings, on_error="raise", names=None)):
                 pass
         except ValueError as error:
             return f"{message}; the first is {str(error).partition('; on_error=')[0]}"

@@ -7,10 +7,11 @@ themselves. So a batch ends at its number of rows and not at the end of a block,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from shoal import _reader
@@ -135,8 +136,7 @@ def _parse_criteo(text: memoryview, start: int, rows: RowBuffer, skip: bool) -> 
     return _reader.parse_criteo(text, start, rows, table.floors, table.cells, table.small, table.numbers, skip)
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(msgspec.Struct, frozen=True):
     """Description of a line format."""
 
     # As the command line and messages call it.
@@ -157,7 +157,7 @@ class Format:
     # Gets a name for each feature that is read.
     names: FeatureNames | None = None
     # What was asked of the function that made the reader, as JSON: models remember it.
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] = msgspec.field(default_factory=dict)
     # Whether batches have the fields of their features.
     fielded: bool = False
     # Whether lines have labels.
@@ -192,7 +192,7 @@ class Format:
         if not pairs:
             return self
         written = [list(pair) for pair in named_pairs(interactions)]
-        return replace(self, pairs=pairs, schema={**self.schema, "interactions": written})
+        return structs.replace(self, pairs=pairs, schema={**self.schema, "interactions": written})
 
 
 LIBSVM = Format("libsvm", _reader.parse_libsvm, valued=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from shoal.base.scalars import make_plain, whole
 from shoal.data.files import File
@@ -16,8 +17,7 @@ BEGINNING = Cursor()
 _MOST_CLASSES = 1 << 24  # whose numbers are exact in float32
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """How the files are read: the parameters of the functions that make readers, which split, and where to begin."""
 
     batch_size: int
@@ -50,8 +50,7 @@ class Settings:
             raise ValueError(f"split {self.rank} of {self.num_splits}: pass a rank from 0 to the number of splits - 1")
 
 
-@dataclass(frozen=True, slots=True)
-class FileSplit:
+class FileSplit(msgspec.Struct, frozen=True):
     """A file among those of a pass, or a split of it."""
 
     # Of the file, as places count.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from shoal.data.files import File, Wheres, files_of
 from shoal.data.fill import TextSource, fill
@@ -41,7 +42,7 @@ class TextReader(Reader):
         settings = self._settings
         skip = settings.on_error == "skip"
         labelled = self._form.labelled and settings.labelled
-        form = replace(
+        form = structs.replace(
             self._form,
             names=settings.names,
             fielded=settings.fielded,

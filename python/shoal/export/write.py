@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -83,8 +82,7 @@ class UnsynchronizedTables(NamedTuple):
         return nullcontext(self.sources)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedTable:
+class ExportedTable(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of an exported table.
 
     Parameters
@@ -108,8 +106,7 @@ class ExportedTable:
     rms_error: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of an export.
 
     Parameters

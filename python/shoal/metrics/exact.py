@@ -6,11 +6,12 @@ Threads: all functions are pure.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from shoal.base import notebook
 from shoal.base.plural import counted
@@ -18,8 +19,7 @@ from shoal.metrics.checked import Floats, checked
 from shoal.metrics.ordered import Curves, ScoreGroups, begins_of_runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     """The quality of a model's predictions on a set of examples.
 
     Attributes
@@ -56,10 +56,10 @@ class Metrics:
 
     def __post_init__(self) -> None:
         if math.isnan(self.weight):
-            object.__setattr__(self, "weight", float(self.examples))
+            structs.force_setattr(self, "weight", float(self.examples))
         if self.accuracy is not None:
             for name in ("auc", "calibration", "base_rate"):  # the same object, so that equal metrics compare equal
-                object.__setattr__(self, name, math.nan)
+                structs.force_setattr(self, name, math.nan)
 
     @property
     def normalized_entropy(self) -> float:
@@ -95,8 +95,7 @@ class Metrics:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedAUC:
+class GroupedAUC(msgspec.Struct, frozen=True, kw_only=True):
     """AUC within groups, averaged.
 
     Attributes

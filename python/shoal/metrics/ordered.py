@@ -13,9 +13,9 @@ Threads: immutable.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,8 +33,7 @@ DECILES = 10
 ROC_POINTS = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decile:
+class Decile(msgspec.Struct, frozen=True, kw_only=True):
     """A tenth of the examples, by predicted probability.
 
     Attributes
@@ -56,8 +55,7 @@ class Decile:
     mean_label: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
+class Curves(msgspec.Struct, frozen=True, kw_only=True):
     """The curves of a report: deciles and ROC curve.
 
     Attributes
@@ -76,8 +74,7 @@ class Curves:
     tpr: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreGroups:
+class ScoreGroups(msgspec.Struct, frozen=True):
     """Groups of equal score, ascending."""
 
     scores: Floats

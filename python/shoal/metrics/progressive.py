@@ -17,15 +17,14 @@ Source: Blum, Kalai, Langford, "Beating the hold-out", COLT 1999; the option ``-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shoal.base.scalars import plain
 from shoal.metrics.exact import ratio
 from shoal.metrics.stream import StreamMetrics
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressiveLine:
+class ProgressiveLine(msgspec.Struct, frozen=True, kw_only=True):
     """The progressive metrics of a stream at some example.
 
     Attributes

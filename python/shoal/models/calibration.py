@@ -20,9 +20,9 @@ Threads: calibrations are immutable. Fitting blocks: O(n log n) time for the sor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,8 +40,7 @@ _FLAT = 1e-12  # a gradient this small, for each unit of weight, is 0
 _WORTH_A_PASS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Platt:
+class Platt(msgspec.Struct, frozen=True):
     """Probability 1 / (1 + e^-(slope x margin + intercept)).
 
     Examples
@@ -75,8 +74,7 @@ class Platt:
         return {"kind": "platt", "slope": self.slope, "intercept": self.intercept}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Isotonic:
+class Isotonic(msgspec.Struct, frozen=True, eq=False):
     """A non-decreasing function of the margin: linear between its points, constant beyond the first and the last.
 
     Examples

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from msgspec import structs
+
 from shoal.base.suggest import nearest
 from shoal.metrics import GroupedAUC, Metrics, StreamMetrics
 from shoal.models.learner import FitState
@@ -91,7 +93,7 @@ class FitProgress:
             found[f"{table.name}.optimizer"] = type(table.optimizer).__name__
             found |= {f"{table.name}.{one.name}": getattr(table.optimizer, one.name) for one in fields(table.optimizer)}
         fit = self.model.history.fits[-1]
-        found |= {one.name: getattr(fit.plan, one.name) for one in fields(fit.plan)}
+        found |= {one.name: getattr(fit.plan, one.name) for one in structs.fields(fit.plan)}
         found |= {name: getattr(fit, name) for name in ("data", "valid", "batch_size", "threads")}
         listed = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
         return {name: value for name, value in listed.items() if found[name] is not None}

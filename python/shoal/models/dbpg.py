@@ -40,12 +40,13 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from shoal import _core
 from shoal.base.interrupts import at_boundaries
@@ -78,8 +79,7 @@ Chosen = npt.NDArray[np.int64] | slice  # some keys of a block
 _ALL = slice(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DBPG:
+class DBPG(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the solver that minimizes the sum of the losses and ``l1 * sum(|w|)`` for `LogisticRegression`.
 
     Parameters
@@ -247,7 +247,7 @@ class _Solver:
 
     def fitting(self, settings: Mapping[str, object]) -> AbstractContextManager[PassCoordinator]:
         """Begin the fit, all workers together and with the same settings; announce an error that ends it."""
-        return self._coordinator.fitting(asdict(self._solver) | dict(settings))
+        return self._coordinator.fitting(structs.asdict(self._solver) | dict(settings))
 
     def margins(self) -> Floats:
         """Return the margins of the examples."""

@@ -20,10 +20,11 @@ Threads: that of the fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+from msgspec import structs
 
 from shoal.base.decoders import msgpack_decoder
 from shoal.base.scalars import make_plain
@@ -159,7 +160,9 @@ class FitCheckpointer:
                 accumulator_from_dict(one.seen).examples + one.unmeasured for one in states
             )
             try:
-                self._model.save(self.directory, overwrite=True, fit_state=replace(fit_state, workers=tuple(states)))
+                self._model.save(
+                    self.directory, overwrite=True, fit_state=structs.replace(fit_state, workers=tuple(states))
+                )
             finally:
                 record.examples = mine_only
         if not self._model.store.consistency.is_bulk:
@@ -287,12 +290,12 @@ def _restored(model: Learner, given: FitInput, checkpointer: FitCheckpointer, de
     if taken is None or taken != fit_state:
         raise ValueError(f"the fit in {directory} was just saved by another process too: train in one process")
     if _has_grown(fit, reader, checkpointer.resume) and fit_state.position is not None:
-        fit_state = replace(fit_state, position={**fit_state.position, "files": reader.position()["files"]})
+        fit_state = structs.replace(fit_state, position={**fit_state.position, "files": reader.position()["files"]})
     fits = model.record.fits
-    fits[-1] = replace(fits[-1], plan=given.plan)
+    fits[-1] = structs.replace(fits[-1], plan=given.plan)
     if isinstance(reader, Reader) and fit.source is not None:
         source, held_out = reader.fingerprint(), sources.fingerprint(given.valid)
-        fits[-1] = replace(fits[-1], data=sources.path_of(reader), source=source, valid_source=held_out)
+        fits[-1] = structs.replace(fits[-1], data=sources.path_of(reader), source=source, valid_source=held_out)
     return fit_state
 
 
@@ -315,7 +318,7 @@ def _of_worker(fit_state: FitState, rank: int, workers: int) -> FitState:
             WorkerState(shares=(alone,), seen=fit_state.seen, features=fit_state.features, windows=fit_state.windows),
         )
     mine = divided(states, workers)[rank]
-    return replace(
+    return structs.replace(
         fit_state, batches=0, read=0, position=None, seen=None, features=0, windows=Windows(), workers=(mine,)
     )
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Generic, Self, TypeVar
+
+import msgspec
 
 from shoal.base.scalars import plain
 from shoal.data import Batch
@@ -30,8 +32,7 @@ from shoal.store.local import local
 M = TypeVar("M", bound=Predictor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridResult(Generic[M]):
+class GridResult(msgspec.Struct, Generic[M], frozen=True, kw_only=True):
     """The result of one combination of settings.
 
     Attributes

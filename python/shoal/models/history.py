@@ -13,8 +13,9 @@ Threads: a ``Curve`` belongs to the thread that fits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from shoal.metrics import Curves, GroupedAUC, Metrics, StreamMetrics
 from shoal.metrics.exact import ratio
@@ -23,8 +24,7 @@ from shoal.models.plan import Plan
 MOST_POINTS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(msgspec.Struct, frozen=True, kw_only=True):
     """The learning curve at the end of a window of examples.
 
     Attributes
@@ -58,8 +58,7 @@ class Point:
     accuracy: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """One pass over the data.
 
     Attributes
@@ -106,8 +105,7 @@ class Pass:
     repeated: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """A call of `fit`: the data that a model learned from, and the settings.
 
     Attributes
@@ -141,8 +139,7 @@ class Fit:
         return [("batch size", size), *self.plan.settings(), ("threads", f"{self.threads:,}")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a model's training.
 
     Attributes
@@ -162,8 +159,7 @@ class History:
     fits: tuple[Fit, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class Windows(msgspec.Struct, frozen=True, kw_only=True):
     """The length of windows, in batches, and the sums of the current one."""
 
     batches_per_window: int = 1

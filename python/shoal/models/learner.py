@@ -9,10 +9,10 @@ Threads: a learner belongs to the thread that fits; a `FitState` is immutable.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -151,8 +151,7 @@ class Learner(Evaluable, Protocol):
         """Restore a saved model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitState:
+class FitState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a fit: with the weights, all that is needed to continue as if it had never stopped."""
 
     # The current pass, from 0, or the next one.
@@ -172,7 +171,7 @@ class FitState:
     # That the pass has taken so far.
     seconds: float = 0.0
     # Of the learning curve.
-    windows: Windows = field(default_factory=Windows)
+    windows: Windows = msgspec.field(default_factory=Windows)
     # unmeasured, repeated: As those of `shoal.models.history.Pass`.
     unmeasured: int = 0
     repeated: int = 0

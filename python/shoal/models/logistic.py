@@ -10,10 +10,10 @@ With ``solver="dbpg"`` it minimizes the sum of all losses and an L1 penalty inst
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from msgspec import structs
 
 from shoal import _core
 from shoal.data import Batch
@@ -153,7 +153,7 @@ class LogisticRegression(Model):
         if Callbacks(self, callbacks):
             raise ValueError('solver "dbpg" learns from all batches at once: leave out callbacks')
         self._calibration = None
-        plan = replace(given.plan, warm_up=False)
+        plan = structs.replace(given.plan, warm_up=False)
         self._solved = dbpg.fit(self, self._solver, given._replace(plan=plan))
 
     @property

@@ -8,9 +8,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from shoal.data import Batch, Reader
 from shoal.errors import ShoalError
@@ -98,7 +98,7 @@ class ModelTrainer:
 
     def fit_state(self, data: FitState, *, between: bool = False) -> FitState:
         """Return the state of the fit: ``data`` has the position in the pass; ``between``: between two passes."""
-        best = replace(
+        best = structs.replace(
             data,
             windows=self.model.record.curve.windows,
             best_gain=None if self._best_gain == -math.inf else self._best_gain,
@@ -108,7 +108,7 @@ class ModelTrainer:
         if between:
             return best
         seconds = time.perf_counter() - self._begin
-        return replace(
+        return structs.replace(
             best,
             seen=self.seen.to_dict(),
             features=self._features,
@@ -217,7 +217,7 @@ class ModelTrainer:
         record = self.model.record
         record.examples += seen.examples - self.seen.examples + unmeasured - self.unmeasured
         self.seen = seen
-        record.passes[-1] = replace(
+        record.passes[-1] = structs.replace(
             record.passes[-1],
             metrics=seen.result(),
             auc_error=seen.auc_error,
@@ -238,7 +238,7 @@ class ModelTrainer:
     def record_validation(self, found: Evaluation, *, last: bool) -> None:
         """Record the metrics of validation; stop the model if it has not improved for ``patience`` passes."""
         passes = self.model.record.passes
-        passes[-1] = replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
+        passes[-1] = structs.replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
         if self._plan.patience is None:
             return
         gain = self._plan.gain(found.metrics)

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from msgspec import structs
 
 from shoal.data import Batch, Reader
 from shoal.metrics import accumulator_from_dict
@@ -69,7 +70,7 @@ class PassReader:
         else:
             examples = 0 if at.seen is None else accumulator_from_dict(at.seen).examples
             own = Share(rank=rank, workers=workers, batches=at.batches, examples=examples, read=at.read)
-            self._shares = (replace(own, position=at.position),)
+            self._shares = (structs.replace(own, position=at.position),)
         self._sources = [self._open(share) for share in self._shares]
         self._ahead: deque[_Place] = deque()
         self._place: _Place | None = None
@@ -141,7 +142,7 @@ class PassReader:
             return self._shares
         share, source = self._shares[place.share], self._sources[place.share]
         position = source.position(place.cursor) if place.cursor is not None and isinstance(source, Reader) else None
-        current = replace(
+        current = structs.replace(
             share,
             batches=place.batches,
             examples=place.examples,
@@ -156,7 +157,7 @@ class PassReader:
         left = self.left()
         if not self._in_parts:
             (share,) = left
-            return replace(state, batches=share.batches, read=share.read, position=share.position)
+            return structs.replace(state, batches=share.batches, read=share.read, position=share.position)
         assert state.seen is not None
         worker = WorkerState(
             shares=left,
@@ -167,7 +168,7 @@ class PassReader:
             unmeasured=state.unmeasured,
             repeated=state.repeated,
         )
-        return replace(
+        return structs.replace(
             state,
             batches=0,
             read=0,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Self, get_args
 
+import msgspec
 import numpy as np
 
 from shoal.base.scalars import make_plain, whole
@@ -60,8 +61,7 @@ class EarlyStopping:
             raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc', of several classes 'accuracy'")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learning:
+class Learning(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a model that say how it learns from examples; those of the last fit belong to a saved model."""
 
     negative_rate: float = 1.0
@@ -76,8 +76,7 @@ class Learning:
             raise ValueError(f"seed is {self.seed}: pass 0 to 2**64 - 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `shoal.models.Model.fit`: passes, order, sampling and early stopping."""
 
     epochs: int = 1

@@ -19,9 +19,9 @@ threads of the store sort together, are sorted when they are needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -65,8 +65,7 @@ def take(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True):
     """Sampling of negatives: which are dropped, and the weight of the others.
 
     Example number i of a fit (counted on over its passes) is kept if it is positive, or if a hash of (seed, i), read as

@@ -25,10 +25,9 @@ Threads: immutable; those of the table.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from shoal.data import Batch
 from shoal.optim import SGD
@@ -130,4 +129,4 @@ def _divided(batch: Batch, keys: KeyBatch, scales: Sums) -> Batch:
         return batch
     each = scales[keys.inverse[: batch.nnz]]
     values = np.float64(1) / each if batch.values is None else batch.values / each
-    return replace(batch, values=values.astype(np.float32))
+    return structs.replace(batch, values=values.astype(np.float32))

@@ -17,16 +17,17 @@ Threads: all of this is immutable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from shoal.data import Reader
 from shoal.metrics import accumulator_from_dict
 from shoal.models.history import Windows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of one split of the data."""
 
     # rank, workers: The split: `shoal.data.Reader.split`.
@@ -45,8 +46,7 @@ class Share:
     step: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerState:
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one worker within a pass."""
 
     # What it has left of the pass; the first one may be in part learned from.
@@ -56,7 +56,7 @@ class WorkerState:
     # Of the pass so far.
     features: int = 0
     # Of the learning curve.
-    windows: Windows = field(default_factory=Windows)
+    windows: Windows = msgspec.field(default_factory=Windows)
     # Of a learner that draws random numbers: their state.
     random: bytes = b""
     # unmeasured, repeated: As those of `shoal.models.history.Pass`.
@@ -81,7 +81,7 @@ def divided(states: Sequence[WorkerState], workers: int) -> list[WorkerState]:
             state = states[rank % len(states)]
             readers = len(range(rank % len(states), workers, len(states)))
             shares[rank] += [
-                replace(share, skip=share.skip + rank // len(states) * share.step, step=share.step * readers)
+                structs.replace(share, skip=share.skip + rank // len(states) * share.step, step=share.step * readers)
                 for share in state.shares
             ]
     return [

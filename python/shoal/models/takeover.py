@@ -28,11 +28,11 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from typing import NoReturn
 
 import msgspec
+from msgspec import structs
 
 from shoal.base.decoders import msgpack_decoder
 from shoal.base.plural import counted
@@ -216,7 +216,7 @@ def _continued(
     fit_states = list(first.fit_states)
     for number in learning:
         left = [its[number] for _, its in sorted(found.items()) if its]
-        fit_states[number] = replace(fit_states[number], workers=(divided(left, workers)[rank],))
+        fit_states[number] = structs.replace(fit_states[number], workers=(divided(left, workers)[rank],))
     return True, fit_states
 
 
@@ -252,7 +252,7 @@ def _left_by_lost(
     data = PassReader(
         given.reader,
         given.plan,
-        replace(at, workers=(states[0],)),
+        structs.replace(at, workers=(states[0],)),
         rank=coordinator.rank,
         workers=models[0].store.num_workers,
         follow=given.plan.keeps_batches,
@@ -274,7 +274,7 @@ def _left_by_lost(
             repeated,
         )
     return {
-        number: replace(
+        number: structs.replace(
             its,
             shares=left,
             features=its.features + features,

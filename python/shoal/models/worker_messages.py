@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -50,14 +50,13 @@ _SETTINGS = _OTHER_STATES + _STATES
 _CALL_BITS = 24  # of numbers of calls, below the number of the job
 
 
-@dataclass(slots=True)
-class _Written:
+class _Written(msgspec.Struct):
     """What this worker has written in all fits of a model: states, changes, and the blocks in each slot."""
 
     published: int = 0
     states: int = _SLOTS  # the first slot for them
     changes: int = 0
-    blocks: dict[int, int] = field(default_factory=dict)
+    blocks: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 _written: WeakKeyDictionary[Store, dict[str, _Written]] = WeakKeyDictionary()  # in each store, by name of the model

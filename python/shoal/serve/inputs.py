@@ -15,11 +15,12 @@ Threads: an InputSpec is immutable, except that any thread may add to ``rounded`
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from shoal import _core
 from shoal.data import Batch
@@ -44,8 +45,7 @@ _FEATURE_BYTES = 32  # of a feature in a batch and in the key batch made of it
 CRITEO_COLUMNS = (*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Examples:
+class Examples(msgspec.Struct, frozen=True, eq=False):
     """Some instances of a request as rows of features."""
 
     # Their numbers in the request, ascending.
@@ -111,7 +111,7 @@ class InputSpec:
         if self.columns is None:
             return None
         made = csv_format(self.columns, names=self.header, **self._of_csv)
-        return replace(made, labelled=False, fielded=True, pairs=())
+        return structs.replace(made, labelled=False, fielded=True, pairs=())
 
     def check_known(self, unknown: Collection[str]) -> None:
         """Raise RequestError if there are columns that the model does not know."""
@@ -166,7 +166,7 @@ class InputSpec:
         """Add the interactions, unless the features have them already."""
         account.decoded(len(examples.keys) * self._row_bytes)
         if crossed or not len(self.pairs):
-            return examples if self.needs_fields else replace(examples, fields=None)
+            return examples if self.needs_fields else structs.replace(examples, fields=None)
         assert examples.fields is not None
         account.decoded(_count_pairs(examples, self.pairs) * self._row_bytes)
         made = _core.interact(examples.indptr, examples.keys, examples.values, examples.fields, self.pairs.reshape(-1))
@@ -238,7 +238,7 @@ def _line_format(form: str | None, *, fielded: bool) -> Format | None:
     found = _LINES.get(form or "")
     if found is None:
         return None
-    return replace(found, labelled=False, fielded=fielded and found is not LIBSVM)
+    return structs.replace(found, labelled=False, fielded=fielded and found is not LIBSVM)
 
 
 def criteo_column(name: str) -> int:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from shoal.data import Batch
 from shoal.data.arrow import RowError, featured, pyarrow
@@ -257,7 +257,7 @@ def _features(names: list[str], spec: InputSpec) -> list[str]:
 def _of_columns(batches: list[Any], rows: int, spec: InputSpec) -> Examples:
     """Read named columns as the reader of Arrow does."""
     assert spec.columns is not None
-    columns = replace(spec.columns, interactions=())
+    columns = structs.replace(spec.columns, interactions=())
     missing = sorted(spec.missing)
     made, first = [], 0
     for batch in batches:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass, fields
 from typing import Self
+
+import msgspec
+from msgspec import structs
 
 
 class RequestError(ValueError):
@@ -37,8 +39,7 @@ class BusyError(UnavailableError):
     """The pending requests use all of the memory budget."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of requests and connections.
 
     Parameters
@@ -70,10 +71,9 @@ class Limits:
     request_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
+        for name, value in structs.asdict(self).items():
             if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{limit.name} is {value!r}: pass a number above 0")
+                raise ValueError(f"{name} is {value!r}: pass a number above 0")
 
 
 class Budget:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from shoal import models
 from shoal.models import files
@@ -143,7 +143,7 @@ class LiveModel(Reloadable):
         if found is None:
             return False
         self._click = found
-        self._now = replace(self._now, predictor=found)
+        self._now = structs.replace(self._now, predictor=found)
         return True
 
     def failed(self) -> None:

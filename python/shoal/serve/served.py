@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shoal import models
 from shoal.errors import CorruptionError
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class Model(msgspec.Struct, frozen=True, eq=False):
     """A model, and the version of its export; version 0, and no export, if it reads live tables."""
 
     version: int

@@ -17,7 +17,6 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -38,8 +37,7 @@ class UnknownVersionError(ValueError):
     """A request names a version or a label that is not served."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Which versions of a model are served, and how requests are shared among them.
 
     Attributes
@@ -62,8 +60,8 @@ class Settings:
 
     latest: int = 1
     versions: Literal["all"] | tuple[int, ...] | None = None
-    labels: dict[str, int] = field(default_factory=dict)
-    split: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, int] = msgspec.field(default_factory=dict)
+    split: dict[str, float] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.latest < 1:
@@ -115,8 +113,7 @@ def _listed(labels: Mapping[str, int]) -> str:
     return ", ".join(labels) or "none"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _State:
+class _State(msgspec.Struct, frozen=True, eq=False):
     """The settings and the loaded versions; immutable, so that a request sees one of them."""
 
     settings: Settings

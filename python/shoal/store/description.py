@@ -3,7 +3,7 @@
 Threads: no state.
 """
 
-from dataclasses import fields
+from msgspec import structs
 
 from shoal import _core
 from shoal.base.sizes import memory_bytes
@@ -18,7 +18,7 @@ def make_budget(memory: int, slots: int) -> _core.Budget:
 def check_same(known: TableSpec, spec: TableSpec, read_from: str | None = None) -> None:
     """Raise ValueError if a table's description differs from a requested or saved one."""
     if known != spec:
-        names = [one.name for one in fields(TableSpec) if getattr(known, one.name) != getattr(spec, one.name)]
+        names = [one.name for one in structs.fields(TableSpec) if getattr(known, one.name) != getattr(spec, one.name)]
         if read_from is not None:
             there, here = (", ".join(f"{name} {getattr(one, name)!r}" for name in names) for one in (spec, known))
             raise ValueError(

@@ -10,7 +10,6 @@ the arguments of the engine.
 Threads: immutable.
 """
 
-from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
@@ -42,8 +41,7 @@ def check_table_count(count: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableSpec:
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a table: the same on every server, and written into every manifest.
 
     Parameters

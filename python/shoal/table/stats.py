@@ -1,8 +1,9 @@
 """Statistics of a table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 # The numbers of a tier in the order in which servers send them.
 TIER_NUMBERS = (
@@ -27,8 +28,7 @@ TIER_NUMBERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierStats:
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     """The tier of a table at one moment; counters start when the table is made or loaded.
 
     On a cluster numbers are sums over the servers, and counters of a server start when it has joined or been given a
@@ -85,8 +85,7 @@ class TierStats:
     is_async: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableStats:
+class TableStats(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a table at one moment; counters start when the table is made or loaded.
 
     Parameters
@@ -132,7 +131,7 @@ class TableStats:
     nonfinite_rows: int
     refused: int = 0
     waiting: int = 0
-    expired: Mapping[str, int] = field(default_factory=dict)
+    expired: Mapping[str, int] = msgspec.field(default_factory=dict)
     tier: TierStats | None = None
 
 

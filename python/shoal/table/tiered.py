@@ -5,9 +5,11 @@ Threads: a shard is safe from any thread; its calls run one at a time.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+import msgspec
+from msgspec import structs
 
 from shoal import _core
 from shoal.base.machine import local_path
@@ -20,8 +22,7 @@ from shoal.table.stats import TierStats, tier_stats
 _LEFT = "shoal-tier-*"  # files that had a name for a moment, where the file system knows no files without one
 
 
-@dataclass(frozen=True, slots=True)
-class Tiered:
+class Tiered(msgspec.Struct, frozen=True):
     """Storage of rows that are more than memory holds: on a local disk.
 
     Of a table of a local store (``store.table(..., storage=...)``), or of all tables of each server of a cluster
@@ -64,7 +65,7 @@ class Tiered:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
             raise TypeError(f"path must be that of a directory, got {self.path!r}")
-        object.__setattr__(self, "path", str(local_path(self.path)))
+        structs.force_setattr(self, "path", str(local_path(self.path)))
         _ = self.memory_bytes  # raises if it is invalid
 
     @property

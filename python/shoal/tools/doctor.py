@@ -22,10 +22,10 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from shoal import _core
@@ -41,8 +41,7 @@ _UNSYNCHRONIZED = 5  # TIME_ERROR of adjtimex
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of /proc/cpuinfo; the last one on ARM
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One finding."""
 
     # What was examined.
@@ -55,13 +54,12 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A planned table."""
 
     keys: int
     dim: int = 1
-    optimizer: Optimizer = field(default_factory=FTRL)
+    optimizer: Optimizer = msgspec.field(default_factory=FTRL)
     # Each on a machine like this one.
     servers: int = 1
     replicas: int = 0

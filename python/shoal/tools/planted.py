@@ -14,9 +14,9 @@ cannot be learned. Every effect is a pure function of (column, bucket or rank): 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -37,8 +37,7 @@ _MISSING = (0.0, 0.1, 0.2, 0.4)  # share of empty columns, in turn
 _CHUNK = 1 << 15
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnLog:
+class DrawnLog(msgspec.Struct, frozen=True):
     """Examples as drawn: what is written, and the margins that only the planted model knows."""
 
     labels: npt.NDArray[np.uint8]  # n

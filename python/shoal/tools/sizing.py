@@ -18,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from shoal import _core
 from shoal.base.dtypes import Dtype, dtype_name
@@ -59,8 +60,7 @@ _FTRL = FTRL()
 _ZEROS = Zeros()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of one server for tables of one description.
 
     Parameters
@@ -78,14 +78,12 @@ class Rates:
     load_bytes_per_second: float
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
+        for name, value in structs.asdict(self).items():
             if not (isinstance(plain(value), int | float) and 0 < value < math.inf):
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierEstimate:
+class TierEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated resources of tables whose rows are on disk as well (:class:`shoal.Tiered`), of all servers together.
 
     Parameters
@@ -116,8 +114,7 @@ class TierEstimate:
         return (1 - self.share_in_memory) * keys_per_second
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated resources of a table.
 
     Parameters

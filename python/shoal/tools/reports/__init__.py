@@ -12,10 +12,10 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from shoal import checkpoint, models
@@ -134,14 +134,13 @@ def _held_out(model: Predictor, data: Iterable[Batch], name: str | None) -> Held
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _KindSections:
+class _KindSections(msgspec.Struct, frozen=True, kw_only=True):
     """What only this kind of model has."""
 
     rule: str
     settings: list[tuple[str, str]]
     nonzero: int | None = None
-    weights: list[tuple[str, float]] = field(default_factory=list)
+    weights: list[tuple[str, float]] = msgspec.field(default_factory=list)
 
 
 def _of_model(model: Model, names: Mapping[int, str], top: int) -> _KindSections:

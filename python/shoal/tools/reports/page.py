@@ -14,9 +14,10 @@ import html
 import math
 import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from shoal.metrics import Curves, Metrics
 from shoal.metrics.exact import entropy
@@ -31,8 +32,7 @@ _LINES = 40  # passes in the table
 _SQUARE = 5.4  # inches high: a chart whose area is as high as wide
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     """Predictions of labelled examples: a name for the data, metrics and curves."""
 
     name: str
@@ -41,8 +41,7 @@ class HeldOut:
     calibrated: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a report."""
 
     # title, subtitle: What was trained.
