@@ -100,8 +100,9 @@ def test_a_separator_is_named_remembered_and_checked(tmp_path, capsys, monkeypat
     assert "--sep applies to csv" in capsys.readouterr().err
 
 
-def test_a_tilde_is_the_home_directory_wherever_a_path_is_taken(tmp_path, monkeypatch):
+def test_a_tilde_is_the_home_directory_wherever_a_path_is_taken(tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("matplotlib")))  # its own files, in the home
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.libsvm").write_text("1 3:1\n0 4:1\n")
     names = shoal.data.FeatureNames()

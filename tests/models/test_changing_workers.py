@@ -362,7 +362,7 @@ EMPTY = shoal.metrics.Accumulator().to_dict()
 
 def learn_some(state: WorkerState, sizes: list[int], count: int, learned: list[tuple[int, int]]) -> WorkerState:
     """Learn from some batches of a worker's shares, as `PassReader` does, and return the state after them."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     shares = list(state.shares)
     while count and shares:

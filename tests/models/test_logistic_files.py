@@ -1,6 +1,5 @@
 """Model directories: a model comes back bit for bit, a cut-off save costs nothing, damage is named."""
 
-import dataclasses
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import shoal
 from shoal import Batch, CorruptionError, LogisticRegression, models
@@ -116,7 +116,7 @@ def test_the_curves_of_the_validation_are_kept_and_may_be_missing(saved, batch, 
     write_checksummed(saved / "model.json", json.dumps(body).encode())
     with LogisticRegression.load(saved) as model:
         (again,) = model.history.passes
-        assert again == dataclasses.replace(done, curves=None)
+        assert again == structs.replace(done, curves=None)
 
 
 def test_the_settings_of_each_fit_are_kept_and_may_be_missing(batch, tmp_path):

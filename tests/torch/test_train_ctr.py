@@ -9,11 +9,11 @@ import sys
 import textwrap
 import time
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from paths import ROOT
 
