@@ -27,7 +27,6 @@ from shoal.data.files import LocalFile
 from shoal.data.fill import TextSource, fill
 from shoal.data.rows import LIBSVM
 from shoal.data.source import Lines
-from shoal.data.text import TextReader
 from shoal.errors import CorruptionError
 
 PACKERS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": partial(lzma.compress, preset=1)}
@@ -226,7 +225,7 @@ def test_a_file_that_went_away_is_an_error_of_the_pass(file):
 )
 def test_parameters_out_of_range_are_refused(file, change, complaint):
     with pytest.raises(ValueError, match=complaint):
-        TextReader(file(b""), LIBSVM, **change)
+        read_libsvm(file(b""), **change)
 
 
 @pytest.mark.parametrize(("rank", "n"), [(2, 2), (-1, 2), (0, 0)])

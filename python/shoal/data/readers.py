@@ -69,15 +69,8 @@ def read_libsvm(
     ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
     [1. 0.] [0 2 3] [                   3 18446744073709551615                    3] [1.  0.5 2. ]
     """
-    return TextReader(
-        path,
-        LIBSVM,
-        batch_size=batch_size,
-        on_error=on_error,
-        reader_threads=reader_threads,
-        names=names,
-        storage_options=storage_options,
-    )
+    settings = Settings(batch_size, on_error, reader_threads, names)
+    return TextReader(path, LIBSVM, settings, storage_options)
 
 
 def read_libffm(
@@ -133,15 +126,8 @@ def read_libffm(
     ...         print(batch.labels, batch.indptr, batch.keys, batch.values)
     [1. 0.] [0 2 3] [ 3 17  4] [1.  0.5 1. ]
     """
-    return TextReader(
-        path,
-        LIBFFM.with_interactions(interactions, _whole),
-        batch_size=batch_size,
-        on_error=on_error,
-        reader_threads=reader_threads,
-        names=names,
-        storage_options=storage_options,
-    )
+    settings = Settings(batch_size, on_error, reader_threads, names)
+    return TextReader(path, LIBFFM.with_interactions(interactions, _whole), settings, storage_options)
 
 
 def read_criteo(
@@ -202,15 +188,8 @@ def read_criteo(
     >>> batch.labels, batch.keys.tolist() == keys
     (array([1.], dtype=float32), True)
     """
-    return TextReader(
-        path,
-        CRITEO.with_interactions(interactions, column_of),
-        batch_size=batch_size,
-        on_error=on_error,
-        reader_threads=reader_threads,
-        names=names,
-        storage_options=storage_options,
-    )
+    settings = Settings(batch_size, on_error, reader_threads, names)
+    return TextReader(path, CRITEO.with_interactions(interactions, column_of), settings, storage_options)
 
 
 def read_vw(
@@ -271,15 +250,8 @@ def read_vw(
     [1. 0.] [2. 1.] [0 2 3] [1.  1.5 1. ]
     True
     """
-    return TextReader(
-        path,
-        VW.with_interactions(interactions, _namespace),
-        batch_size=batch_size,
-        on_error=on_error,
-        reader_threads=reader_threads,
-        names=names,
-        storage_options=storage_options,
-    )
+    settings = Settings(batch_size, on_error, reader_threads, names)
+    return TextReader(path, VW.with_interactions(interactions, _namespace), settings, storage_options)
 
 
 def read_csv(
@@ -382,6 +354,7 @@ def read_csv(
         lists=lists or {},
         interactions=interactions,
     )
+    settings = Settings(batch_size, on_error, reader_threads, names)
     return TextReader(
         path,
         csv_format(
@@ -392,11 +365,8 @@ def read_csv(
             na_values=na_values,
             keep_default_na=keep_default_na,
         ),
-        batch_size=batch_size,
-        on_error=on_error,
-        reader_threads=reader_threads,
-        names=names,
-        storage_options=storage_options,
+        settings,
+        storage_options,
     )
 
 

@@ -11,11 +11,10 @@ from msgspec import structs
 
 from shoal.data.files import File, Wheres, files_of
 from shoal.data.fill import TextSource, fill
-from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
 from shoal.data.rebatch import BatchGroups
 from shoal.data.rows import LIBSVM, Format, Parse
-from shoal.data.settings import OnError, Settings
+from shoal.data.settings import Settings
 from shoal.data.source import Lines
 from shoal.data.unpack import HEAD_BYTES, kind_of
 
@@ -24,17 +23,8 @@ class TextReader(Reader):
     """Files of lines, in batches."""
 
     def __init__(
-        self,
-        path: Wheres,
-        form: Format,
-        *,
-        batch_size: int = 8192,
-        on_error: OnError = "raise",
-        reader_threads: int = 1,
-        names: FeatureNames | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        self, path: Wheres, form: Format, settings: Settings, storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        settings = Settings(batch_size, on_error, reader_threads, names)
         super().__init__(files_of(path, storage_options), form.name, form.schema, settings)
         self._form = form
 
