@@ -92,6 +92,19 @@ def test_a_process_that_ends_without_closing_its_store_has_left(running, end):
     assert running.scheduler.membership.workers == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "store.close()", "store.tick(); store.flush()"])
+def test_a_process_that_ends_without_closing_its_store_says_that_pushes_are_lost(running, end):
+    program = f"""
+import numpy as np, shoal
+store = shoal.connect({running.address!r}, timeout=120)
+store.table("x").push(np.arange(9), np.ones(9, np.float32)).result()
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=TIMEOUT, capture_output=True, text=True)
+    assert (done.returncode, "pushes of it are lost" in done.stderr) == (0, not end), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

@@ -203,6 +203,11 @@ class Channel:
         return bool(self._pushed)
 
     @property
+    def has_pending(self) -> bool:
+        """Whether calls are not settled."""
+        return bool(self._pending)
+
+    @property
     def timeout(self) -> float:
         """Seconds in which every call is settled."""
         return self._timeout

@@ -295,6 +295,13 @@ def _leave_at_exit() -> None:
     stores = list(_open_stores)
     for store in stores:
         if store._finalizer.detach() is not None:  # otherwise the finalizer has run already
+            if store.channel.has_pending or (store.consistency.is_bulk and store.channel.has_pushed):
+                _log.warning(
+                    "the program has ended before %s(%s) was closed, and pushes of it are lost: use the store in a "
+                    "with statement, or call close()",
+                    type(store).__name__,
+                    store._about,
+                )
             store.channel.leave()
             store._scheduler.abandon(store._closing.close)
     deadline = time.monotonic() + _LEAVE_SECONDS + 1
