@@ -48,7 +48,7 @@ def train(store: shoal.Store, epochs: int) -> list[float]:
     """Learn; return the mean loss of this worker's examples in each epoch."""
     images, digits = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32).reshape(-1, 8, 8)
-    tables = {name: store.dense(name, shape, shoal.SGD(lr=LR)) for name, shape in SHAPES.items()}
+    tables = {name: store.dense(name, shape, optimizer=shoal.SGD(lr=LR)) for name, shape in SHAPES.items()}
     for name, table in tables.items():
         table.assign(start(name))
     store.barrier()

@@ -79,7 +79,7 @@ def test_stores_tables_and_models_take_them(tmp_path):
     with shoal.local(threads=np.int64(1), slots=np.int64(16), memory=np.int64(1 << 30)) as store:
         table = store.table("t", dim=four, seed=np.uint64(7), optimizer=shoal.SGD(np.float32(1)))
         table.push(np.arange(3, dtype=np.uint64), np.ones((3, 4), np.float32)).result()
-        dense = store.dense("d", (np.int64(2), four), shoal.SGD(lr=1.0))
+        dense = store.dense("d", (np.int64(2), four), optimizer=shoal.SGD(lr=1.0))
         assert dense.pull().shape == (2, 4)
         store.save(tmp_path / "c")
         assert store.export(tmp_path / "e", version=np.int64(9)).version == 9

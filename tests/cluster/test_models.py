@@ -200,7 +200,7 @@ def test_dense_tables_of_workers_take_the_steps_of_sgd_on_the_whole():
     grads = random.normal(size=(steps, 2, *shape)).astype(np.float32)
 
     def work(store):
-        table = store.dense("w", shape, shoal.SGD(lr=0.25), block=64)
+        table = store.dense("w", shape, optimizer=shoal.SGD(lr=0.25), block=64)
         table.assign(np.ones(shape, np.float32))
         store.barrier()
         seen = []

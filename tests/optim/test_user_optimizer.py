@@ -292,8 +292,8 @@ def test_a_memory_budget_refuses_a_push_and_nothing_has_changed(rng):
 def test_a_dense_table_has_such_an_optimizer(rng):
     grads = rng.standard_normal((30, 40)).astype(np.float32)
     with shoal.local() as store:
-        ours = store.dense("ours", (30, 40), shoal.Momentum(0.1), block=64)
-        theirs = store.dense("theirs", (30, 40), MyMomentum(), block=64)
+        ours = store.dense("ours", (30, 40), optimizer=shoal.Momentum(0.1), block=64)
+        theirs = store.dense("theirs", (30, 40), optimizer=MyMomentum(), block=64)
         for dense in (ours, theirs):
             dense.push(grads).result()
             dense.push(grads).result()

@@ -151,7 +151,7 @@ def test_a_model_that_no_worker_has_begun_to_train_is_not_served(logs: Path, tmp
         with pytest.raises(ValueError, match="the cluster has no table 'dense'"):
             asked(made.address, **how)
         size = sum(one.numel() for one in model.module.parameters())
-        array = store.dense("dense", size, shoal.Adam(lr=0.01))
+        array = store.dense("dense", size, optimizer=shoal.Adam(lr=0.01))
         with pytest.raises(ValueError, match="no worker has set the dense part"):
             asked(made.address, **how)
         array.assign(np.ones(size, np.float32))

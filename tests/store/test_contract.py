@@ -198,7 +198,7 @@ def test_a_name_has_one_set_of_rules(store, name):
 
 
 def test_a_dense_array_lives_in_a_table(store, name):
-    array = store.dense(name, (30, 100), shoal.SGD(lr=1.0))
+    array = store.dense(name, (30, 100), optimizer=shoal.SGD(lr=1.0))
     array.push(np.full((30, 100), 2, np.float32)).result()
     assert np.all(array.pull() == -2)
 

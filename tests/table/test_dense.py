@@ -28,7 +28,7 @@ def test_sgd_is_that_of_numpy_to_the_bit(shape):
     random = np.random.default_rng(1)
     weights = random.normal(size=shape).astype(np.float32)
     with shoal.local() as store:
-        table = store.dense("w", shape, shoal.SGD(lr=0.5))
+        table = store.dense("w", shape, optimizer=shoal.SGD(lr=0.5))
         assert table.pull().tolist() == np.zeros(shape, np.float32).tolist()
         table.assign(weights)
         for _ in range(5):
@@ -45,7 +45,7 @@ def test_sgd_is_that_of_numpy_to_the_bit(shape):
 def test_every_rule_follows_its_formula_whatever_the_blocks(optimizer, block):
     random = np.random.default_rng(2)
     with shoal.local(slots=16) as store:
-        table = store.dense("w", (11, 17), optimizer, block=block, init=shoal.Constant(0.25))
+        table = store.dense("w", (11, 17), optimizer=optimizer, block=block, init=shoal.Constant(0.25))
         run = Run(rule_of(optimizer), np.full((11, 17), 0.25))
         for _ in range(30):
             grad = random.normal(size=(11, 17)).astype(np.float32)
@@ -69,7 +69,7 @@ def test_what_was_assigned_is_pulled_and_the_padding_stays_out(size, block, seed
 def test_an_array_that_is_not_contiguous_is_taken_as_it_reads():
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     with shoal.local() as store:
-        table = store.dense("w", (4, 3), shoal.SGD(lr=1.0), block=5)
+        table = store.dense("w", (4, 3), optimizer=shoal.SGD(lr=1.0), block=5)
         table.assign(values.T)
         table.push(values.T).result()
         assert table.pull().tolist() == np.zeros((4, 3)).tolist()
@@ -77,7 +77,7 @@ def test_an_array_that_is_not_contiguous_is_taken_as_it_reads():
 
 def test_push_pull_and_pull_async_give_the_array():
     with shoal.local() as store:
-        table = store.dense("w", (2, 3), shoal.SGD(lr=1.0), block=4)
+        table = store.dense("w", (2, 3), optimizer=shoal.SGD(lr=1.0), block=4)
         assert table.push_pull(np.ones((2, 3), np.float32)).result().tolist() == [[-1.0] * 3] * 2
         handle = table.pull_async()
         assert handle.done()
@@ -89,21 +89,21 @@ def test_push_pull_and_pull_async_give_the_array():
 def test_a_checkpoint_brings_the_array_back_with_its_momentum(tmp_path):
     grad = np.ones((3, 1000), np.float32)
     with shoal.local() as store:
-        table = store.dense("w", (3, 1000), shoal.Momentum())
+        table = store.dense("w", (3, 1000), optimizer=shoal.Momentum())
         table.push(grad).result()
         store.save(tmp_path / "c")
         table.push(grad).result()
         expected = table.pull()
     with shoal.local(slots=8) as store:
         store.load(tmp_path / "c")
-        table = store.dense("w", (3, 1000), shoal.Momentum())
+        table = store.dense("w", (3, 1000), optimizer=shoal.Momentum())
         table.push(grad).result()
         assert table.pull().tobytes() == expected.tobytes()
 
 
 def test_a_block_whose_gradient_is_not_finite_stays_whole():
     with shoal.local() as store:
-        table = store.dense("w", 8, shoal.SGD(lr=1.0), block=4)
+        table = store.dense("w", 8, optimizer=shoal.SGD(lr=1.0), block=4)
         grad = np.ones(8, np.float32)
         grad[6] = np.nan
         table.push(grad).result()
@@ -193,7 +193,7 @@ def test_an_index_outside_of_the_array_is_refused(index):
 
 def test_numpy_takes_it_as_an_array():
     with shoal.local() as store:
-        table = store.dense("w", (2, 3), shoal.SGD(lr=1.0))
+        table = store.dense("w", (2, 3), optimizer=shoal.SGD(lr=1.0))
         table += -np.arange(6, dtype=np.float32).reshape(2, 3)
         assert np.asarray(table).tolist() == [[0, 1, 2], [3, 4, 5]]
         assert np.asarray(table, np.float64).dtype == np.float64

@@ -44,7 +44,7 @@ class DenseTable:
     --------
     >>> import shoal
     >>> with shoal.local() as store:
-    ...     bias = store.dense("bias", (2, 2), shoal.SGD(lr=0.5))
+    ...     bias = store.dense("bias", (2, 2), optimizer=shoal.SGD(lr=0.5))
     ...     bias.push(np.array([[1, 2], [3, 4]], np.float32)).result()
     ...     bias.pull().tolist()
     [[-0.5, -1.0], [-1.5, -2.0]]
@@ -52,7 +52,7 @@ class DenseTable:
     It reads like an array, and ``+=`` pushes a gradient:
 
     >>> with shoal.local() as store:
-    ...     w = store.dense("w", (2, 3), shoal.SGD(lr=1.0))
+    ...     w = store.dense("w", (2, 3), optimizer=shoal.SGD(lr=1.0))
     ...     w += -np.ones((2, 3), np.float32)
     ...     w[1].tolist(), (w @ np.ones(3)).tolist(), float(np.asarray(w).mean())
     ([1.0, 1.0, 1.0], [3.0, 3.0], 1.0)

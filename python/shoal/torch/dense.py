@@ -102,7 +102,7 @@ class DenseParameters:
         if not self._parameters:
             raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient: nothing to keep")
         size = sum(parameter.numel() for parameter in self._parameters.values())
-        self._table = store.dense(name, size, optimizer, block=block)
+        self._table = store.dense(name, size, optimizer=optimizer, block=block)
         self._begin(store, timeout)
         self.pull()
 

@@ -54,7 +54,7 @@ def test_a_reader_reads_before_during_and_after_jobs_and_workers_come_and_go():
         for job in (1, 2):
             with joined(made.address, 1) as (store,):
                 table = store.table("t", optimizer=SGD)
-                dense = store.dense("d", (3,), shoal.SGD(lr=1.0), block=2)
+                dense = store.dense("d", (3,), optimizer=shoal.SGD(lr=1.0), block=2)
                 dense.push(-np.ones(3, np.float32))
                 table.push(KEYS, -ONES)
                 store.tick()

@@ -179,10 +179,10 @@ class ReaderStore(ConnectedStore):
             description = {field: getattr(spec, field) for field in spec.__dataclass_fields__ if field != "name"}
         return super().table(name, **description)
 
-    def dense(self, name: str, shape: int | Sequence[int], *args: Any, **description: Any) -> DenseTable:
+    def dense(self, name: str, shape: int | Sequence[int], **description: Any) -> DenseTable:
         """Return an array of parameters of the cluster; without a description it is taken as it is."""
-        if args or description:
-            return super().dense(name, shape, *args, **description)
+        if description:
+            return super().dense(name, shape, **description)
         return DenseTable(self.table(name), shape_of(name, shape))
 
     def _make_shard(self, spec: TableSpec) -> RemoteShard:
