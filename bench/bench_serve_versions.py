@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -77,13 +78,16 @@ def main() -> None:
         serving = train(folder, options.keys)
         again = [sys.executable, "-m", "shoal", "export", str(folder / "model"), "--output", str(serving / "2")]
         subprocess.run([*again, "--dtype", "float16", "--quiet"], check=True)
-        words = ["--model", f"lr={serving}", "--versions", "lr=all", "--labels", "lr=stable:1", "--port", "0"]
-        with subprocess.Popen(
-            [sys.executable, "-m", "shoal", "serve", *words], stderr=subprocess.PIPE, text=True
-        ) as server:
+        words = ["--model", f"lr={serving}", "--versions", "lr=all", "--labels", "lr=stable:1"]
+        held = socket.socket()  # bound: nobody else gets the port, and a server can listen there
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = int(held.getsockname()[1])
+        command = [sys.executable, "-m", "shoal", "serve", *words, "--port", str(port)]
+        with held, subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stderr is not None
-                port = int(re.search(r":(\d+)/models", server.stderr.readline())[1])  # type: ignore[index]
+                check(bool(server.stderr.readline()), "the server has ended")
                 url = f"http://127.0.0.1:{port}/models/lr/labels/stable/predict"
                 print(
                     "| examples a request | connections | swaps | requests/s | p50 ms | p99 ms | longest ms | failed |"

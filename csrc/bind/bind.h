@@ -57,8 +57,22 @@ TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string
 // By the names that Python uses.
 Purpose purpose_of(const std::string& name);
 Snapshot::Kind kind_of(const std::string& name);
-pybind11::dict dict_of(const ShardStats& stats);
-pybind11::dict dict_of(const TierStats& stats);
+
+// Adds the statistics of a struct to a dict, their names after a prefix.
+template <class Table, class Struct>
+void add_to(pybind11::dict& all, const Table& table, const Struct& stats, const std::string& prefix = "") {
+  for (const auto& statistic : table) {
+    all[pybind11::str(prefix + statistic.name)] = statistic.of(stats);
+  }
+}
+
+template <class Table, class Struct>
+pybind11::dict dict_of(const Table& table, const Struct& stats) {
+  pybind11::dict all;
+  add_to(all, table, stats);
+  return all;
+}
+
 // Names of the stored columns, without metadata.
 std::vector<std::string> columns_of(const Shard& shard);
 

@@ -31,26 +31,7 @@ std::unique_ptr<DataLoop> make_loop(ReplicatedService& service, std::uintptr_t c
                                     std::move(options));
 }
 
-py::dict metrics(const DataLoop& loop) {
-  const LoopMetrics metrics = loop.metrics();
-  py::dict all;
-  all["requests"] = metrics.requests;
-  all["request_bytes"] = metrics.request_bytes;
-  all["replies"] = metrics.replies;
-  all["reply_bytes"] = metrics.reply_bytes;
-  all["dropped_gone"] = metrics.dropped_gone;
-  all["dropped_full"] = metrics.dropped_full;
-  all["overloaded"] = metrics.overloaded;
-  all["failed"] = metrics.failed;
-  all["wakes"] = metrics.wakes;
-  all["unsent_bytes"] = metrics.unsent_bytes;
-  all["stream_messages"] = metrics.stream_messages;
-  all["stream_bytes"] = metrics.stream_bytes;
-  all["acknowledgements"] = metrics.acknowledgements;
-  all["connections"] = metrics.connections;
-  all["stream_failures"] = metrics.stream_failures;
-  return all;
-}
+py::dict metrics(const DataLoop& loop) { return dict_of(kLoopStatistics, loop.metrics()); }
 
 // {op: (seconds in total, {least nanoseconds of a bucket: count})} of the ops that occurred
 py::dict durations(const DataLoop& loop) {

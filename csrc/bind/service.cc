@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -375,25 +374,26 @@ py::object table_loads(const ReplicatedService& service, double patience) {
   }
   py::list all;
   for (const auto& [first_slot, table, load, tier] : *loads) {
-    py::dict one;
-    one["rows"] = load.rows;
-    one["bytes"] = load.bytes;
-    one["rows_pulled"] = load.rows_pulled;
-    one["rows_pushed"] = load.rows_pushed;
-    one["rows_created"] = load.rows_created;
-    one["rows_erased"] = load.rows_erased;
-    one["rows_expired"] = std::accumulate(load.expired.begin(), load.expired.end(), std::uint64_t{0});
-    one["nonfinite_rows"] = load.nonfinite_rows;
-    one["refused"] = load.refused;
-    one["waiting"] = load.waiting;
+    py::dict one = dict_of(kShardStatistics, load);
     if (tier) {
-      for (const auto& [name, number] : dict_of(*tier)) {
-        one[py::str("tier_{}").format(name)] = py::int_(py::reinterpret_borrow<py::object>(number));
-      }
+      add_to(one, kTierStatistics, *tier, "tier_");
     }
     all.append(py::make_tuple(first_slot, table, one));
   }
   return all;
+}
+
+// The names of statistics, "counter" or "gauge" if servers report them, and what they mean.
+template <class Table>
+py::tuple described(const Table& table) {
+  py::list all;
+  for (const auto& statistic : table) {
+    const char* const kind = statistic.reported == Reported::kCounter ? "counter"
+                             : statistic.reported == Reported::kGauge ? "gauge"
+                                                                      : "";
+    all.append(py::make_tuple(statistic.name, kind, statistic.help));
+  }
+  return py::tuple(all);
 }
 
 py::object hot_keys(const ReplicatedService& service, std::size_t most, double patience) {
@@ -419,30 +419,12 @@ py::object metrics(const ReplicatedService& service, std::optional<double> patie
   for (const auto& [rank, clock] : now.clocks) {
     clocks[py::int_(rank)] = clock;
   }
-  py::dict all;
-  all["messages"] = now.messages;
-  all["bytes_in"] = now.bytes_in;
-  all["replies"] = now.replies;
-  all["bytes_out"] = now.bytes_out;
+  py::dict all = dict_of(kServiceStatistics, now);
   all["requests"] = counted<wire::Op>(now.requests);
   all["statuses"] = counted<wire::Status>(now.statuses);
-  all["duplicates"] = now.duplicates;
-  all["dropped_pushes"] = now.dropped_pushes;
-  all["failed_steps"] = now.failed_steps;
-  all["deferred_reads"] = now.deferred_reads;
-  all["deferred_peak"] = now.deferred_peak;
-  all["deferred_bytes"] = now.deferred_bytes;
-  all["pending_bytes"] = now.pending_bytes;
-  all["pending_peak"] = now.pending_peak;
-  all["key_lists"] = now.key_lists;
-  all["key_list_bytes"] = now.key_list_bytes;
-  all["key_list_hits"] = now.key_list_hits;
-  all["key_list_misses"] = now.key_list_misses;
-  all["weight_bytes_saved"] = now.weight_bytes_saved;
   all["narrowed"] = now.narrowed.values;
   all["narrowed_squared_error"] = now.narrowed.squared;
   all["narrowed_largest_error"] = now.narrowed.largest;
-  all["budget_bytes"] = now.budget_bytes;
   all["applied"] = now.applied;
   all["floor"] = now.floor;
   all["clocks"] = clocks;
@@ -539,6 +521,11 @@ void restore_filter(CheckpointSession& save, std::size_t table, std::size_t cut,
 }  // namespace
 
 void add_service(py::module_& module) {
+  py::dict statistics;
+  statistics["service"] = described(kServiceStatistics);
+  statistics["shard"] = described(kShardStatistics);
+  statistics["tier"] = described(kTierStatistics);
+  module.attr("STATISTICS") = statistics;
   using Nogil = py::call_guard<py::gil_scoped_release>;
   const ServiceLimits limits;
   py::class_<ReplicatedService> service(module, "Service");

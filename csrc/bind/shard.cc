@@ -260,35 +260,15 @@ py::dict stats(const Shard& shard) {
     const py::gil_scoped_release nogil;  // a tier waits for its turn
     return shard.stats();
   }();
-  return dict_of(stats);
-}
-
-}  // namespace
-
-py::dict dict_of(const ShardStats& stats) {
-  py::dict all;
-  all["rows"] = stats.rows;
-  all["cells"] = stats.cells;
-  all["bytes"] = stats.bytes;
-  all["pulls"] = stats.pulls;
-  all["pushes"] = stats.pushes;
-  all["rows_pulled"] = stats.rows_pulled;
-  all["rows_pushed"] = stats.rows_pushed;
-  all["rows_created"] = stats.rows_created;
-  all["rows_erased"] = stats.rows_erased;
-  all["nonfinite_rows"] = stats.nonfinite_rows;
-  all["refused"] = stats.refused;
-  all["waiting"] = stats.waiting;
+  py::dict all = dict_of(kShardStatistics, stats);
   all["growths"] = stats.growth.times;
   all["growing_memory_ns"] = stats.growth.memory_ns;
   all["growing_moving_ns"] = stats.growth.moving_ns;
   all["longest_move_ns"] = stats.growth.longest_ns;
-  const char* const kinds[] = {"TimeToLive", "DecayedScore", "MinNorm", "MaxRows"};
-  for (std::size_t k = 0; k < stats.expired.size(); ++k) {
-    all[(std::string("expired_by_") + kinds[k]).c_str()] = stats.expired[k];
-  }
   return all;
 }
+
+}  // namespace
 
 Purpose purpose_of(const std::string& name) {
   SHOAL_CHECK(name == "save" || name == "export", "there is no purpose " + name);

@@ -39,7 +39,7 @@ void prefetch(const TieredShard& shard, const KeyBatch& batch, RowLocations* loc
 }
 
 py::dict tier_stats(const TieredShard& shard) {
-  return dict_of([&] {
+  return dict_of(kTierStatistics, [&] {
     const py::gil_scoped_release nogil;
     return *shard.tier_stats();
   }());
@@ -63,29 +63,6 @@ void translate(std::exception_ptr thrown) {
 }
 
 }  // namespace
-
-py::dict dict_of(const TierStats& stats) {
-  py::dict all;
-  all["rows_in_memory"] = stats.rows_in_memory;
-  all["rows_on_disk"] = stats.rows_on_disk;
-  all["memory_bytes"] = stats.memory_bytes;
-  all["index_bytes"] = stats.index_bytes;
-  all["disk_bytes"] = stats.disk_bytes;
-  all["hits"] = stats.hits;
-  all["misses"] = stats.misses;
-  all["prefetched"] = stats.prefetched;
-  all["absent"] = stats.absent;
-  all["absent_reads"] = stats.absent_reads;
-  all["reads"] = stats.reads;
-  all["merges"] = stats.merges;
-  all["background_merges"] = stats.background_merges;
-  all["merged_bytes_read"] = stats.merged_bytes_read;
-  all["bytes_written"] = stats.bytes_written;
-  all["rows_changed"] = stats.rows_changed;
-  all["is_direct"] = stats.is_direct;
-  all["is_async"] = stats.is_async;
-  return all;
-}
 
 void add_tiered_shard(py::module_& module) {
   py::register_exception_translator(&translate);

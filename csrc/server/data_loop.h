@@ -30,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "base/statistic.h"
 #include "base/threads.h"
 #include "server/duration_histograms.h"
 #include "server/replicated_service.h"
@@ -74,6 +75,24 @@ struct LoopMetrics {
   std::uint64_t connections = 0;      // to backups, opened
   std::uint64_t stream_failures = 0;  // messages that were not sent, sockets that were not opened
 };
+
+inline constexpr auto kLoopStatistics = std::to_array<Statistic<LoopMetrics>>({
+    {"requests", number_of<&LoopMetrics::requests>},
+    {"request_bytes", number_of<&LoopMetrics::request_bytes>},
+    {"replies", number_of<&LoopMetrics::replies>},
+    {"reply_bytes", number_of<&LoopMetrics::reply_bytes>},
+    {"dropped_gone", number_of<&LoopMetrics::dropped_gone>},
+    {"dropped_full", number_of<&LoopMetrics::dropped_full>},
+    {"overloaded", number_of<&LoopMetrics::overloaded>},
+    {"failed", number_of<&LoopMetrics::failed>},
+    {"wakes", number_of<&LoopMetrics::wakes>},
+    {"unsent_bytes", number_of<&LoopMetrics::unsent_bytes>},
+    {"stream_messages", number_of<&LoopMetrics::stream_messages>},
+    {"stream_bytes", number_of<&LoopMetrics::stream_bytes>},
+    {"acknowledgements", number_of<&LoopMetrics::acknowledgements>},
+    {"connections", number_of<&LoopMetrics::connections>},
+    {"stream_failures", number_of<&LoopMetrics::stream_failures>},
+});
 
 class DataLoop {
  public:

@@ -39,6 +39,7 @@
 #include <vector>
 
 #include "base/mix.h"
+#include "base/statistic.h"
 #include "server/arc.h"
 #include "server/arc_copy.h"
 #include "server/checkpoint_session.h"
@@ -105,6 +106,36 @@ struct ServiceMetrics {
   Histogram pull_staleness;  // clocks between a pull and the slowest worker
   Histogram push_staleness;  // pushes of others to the table since the worker's last pull of it
 };
+
+inline constexpr auto kServiceStatistics = std::to_array<Statistic<ServiceMetrics>>({
+    {"messages", number_of<&ServiceMetrics::messages>, Reported::kCounter, "Requests received"},
+    {"replies", number_of<&ServiceMetrics::replies>, Reported::kCounter, "Replies sent"},
+    {"bytes_in", number_of<&ServiceMetrics::bytes_in>, Reported::kCounter, "Bytes received"},
+    {"bytes_out", number_of<&ServiceMetrics::bytes_out>, Reported::kCounter, "Bytes sent"},
+    {"duplicates", number_of<&ServiceMetrics::duplicates>, Reported::kCounter,
+     "Pushes that had been received before"},
+    {"dropped_pushes", number_of<&ServiceMetrics::dropped_pushes>},
+    {"failed_steps", number_of<&ServiceMetrics::failed_steps>, Reported::kCounter,
+     "Steps that could not be applied"},
+    {"deferred_reads", number_of<&ServiceMetrics::deferred_reads>, Reported::kGauge,
+     "Pulls that wait for pushes of other workers"},
+    {"deferred_peak", number_of<&ServiceMetrics::deferred_peak>},
+    {"deferred_bytes", number_of<&ServiceMetrics::deferred_bytes>, Reported::kGauge,
+     "Bytes of pulls that wait for pushes of other workers"},
+    {"pending_bytes", number_of<&ServiceMetrics::pending_bytes>, Reported::kGauge,
+     "Bytes of pushes that wait for those of other workers"},
+    {"pending_peak", number_of<&ServiceMetrics::pending_peak>},
+    {"budget_bytes", number_of<&ServiceMetrics::budget_bytes>, Reported::kGauge,
+     "Memory that --memory allows for the rows; 0: no limit"},
+    {"key_lists", number_of<&ServiceMetrics::key_lists>},
+    {"key_list_bytes", number_of<&ServiceMetrics::key_list_bytes>},
+    {"key_list_hits", number_of<&ServiceMetrics::key_list_hits>},
+    {"key_list_misses", number_of<&ServiceMetrics::key_list_misses>},
+    {"weight_bytes_saved", number_of<&ServiceMetrics::weight_bytes_saved>},
+    {"deferrals",
+     [](const ServiceMetrics& all) { return all.statuses[std::size_t(wire::Status::kDeferred)]; },
+     Reported::kCounter, "Pulls that had to wait for pushes of other workers"},
+});
 
 class Service {
  public:

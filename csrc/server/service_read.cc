@@ -294,40 +294,29 @@ void Service::answer_section(const Call& call) {
 }
 
 void Service::answer_stats(const Call& call) {
-  // Those of the arc with the most: a request to all arcs counts once.
-  std::uint64_t step = 0;
-  std::uint64_t pulls = 0;
-  std::uint64_t pushes = 0;
-  std::uint32_t clock = 0;
-  std::vector<std::uint64_t> rows;
-  std::vector<std::uint64_t> changes;
-  std::array<std::uint64_t, 1 + TierStats::kNumbers> tiers{};  // how many arcs have one, and their sums
+  // The step, the statistics of the shards, how many arcs have a tier, their statistics, and the table's clock.
+  std::vector<std::uint64_t> numbers(1 + kShardStatistics.size() + 1 + kTierStatistics.size() + 1);
+  std::uint64_t& step = numbers.front();
+  std::uint64_t* const shards = numbers.data() + 1;
+  std::uint64_t* const tiers = shards + kShardStatistics.size();
+  std::uint64_t& clock = numbers.back();
   for (const auto& arc : arcs_) {
     const Shard& shard = *arc->find(call.header.table)->shard;
-    const ShardStats stats = shard.stats();
     step = std::max(step, shard.step());
-    pulls = std::max(pulls, stats.pulls);
-    pushes = std::max(pushes, stats.pushes);
-    clock = std::max(
+    clock = std::max<std::uint64_t>(
         clock, shard.table_clock(arc->store_clock(call.header.job, call.header.table, call.header.clock)));
-    add_words(rows, std::array{stats.rows, stats.cells, stats.bytes});
-    std::vector<std::uint64_t> some = {stats.rows_pulled, stats.rows_pushed,    stats.rows_created,
-                                       stats.rows_erased, stats.nonfinite_rows, stats.refused,
-                                       stats.waiting};
-    some.insert(some.end(), stats.expired.begin(), stats.expired.end());
-    add_words(changes, some);
+    const ShardStats stats = shard.stats();
+    for (std::size_t i = 0; i < kShardStatistics.size(); ++i) {
+      const std::uint64_t number = kShardStatistics[i].of(stats);
+      shards[i] = kShardStatistics[i].is_of_greatest ? std::max(shards[i], number) : shards[i] + number;
+    }
     if (const auto tier = shard.tier_stats(); tier.has_value()) {
-      const auto its = tier->numbers();
       ++tiers[0];
-      std::transform(its.begin(), its.end(), tiers.begin() + 1, tiers.begin() + 1, std::plus<>());
+      for (std::size_t i = 0; i < kTierStatistics.size(); ++i) {
+        tiers[1 + i] += kTierStatistics[i].of(*tier);
+      }
     }
   }
-  std::vector<std::uint64_t> numbers{step};
-  numbers.insert(numbers.end(), rows.begin(), rows.end());
-  numbers.insert(numbers.end(), {pulls, pushes});
-  numbers.insert(numbers.end(), changes.begin(), changes.end());
-  numbers.insert(numbers.end(), tiers.begin(), tiers.end());
-  numbers.push_back(clock);
   send_words(call, numbers);
 }
 

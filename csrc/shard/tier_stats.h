@@ -3,8 +3,9 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
+
+#include "base/statistic.h"
 
 namespace shoal {
 
@@ -28,29 +29,32 @@ struct TierStats {
       0;  // keys of calls that change rows: rows_changed x row bytes is what had to be written
   bool is_direct = false;
   bool is_async = false;
-
-  // In this order, as numbers that can be added up; is_direct and is_async are 0 or 1.
-  static constexpr std::size_t kNumbers = 18;
-  std::array<std::uint64_t, kNumbers> numbers() const noexcept {
-    return {rows_in_memory,
-            rows_on_disk,
-            memory_bytes,
-            index_bytes,
-            disk_bytes,
-            hits,
-            misses,
-            prefetched,
-            absent,
-            absent_reads,
-            reads,
-            merges,
-            background_merges,
-            merged_bytes_read,
-            bytes_written,
-            rows_changed,
-            is_direct ? std::uint64_t{1} : 0,
-            is_async ? std::uint64_t{1} : 0};
-  }
 };
+
+// The flags count 1.
+inline constexpr auto kTierStatistics = std::to_array<Statistic<TierStats>>({
+    {"rows_in_memory", number_of<&TierStats::rows_in_memory>, Reported::kGauge,
+     "Rows of a table with a tier that are in memory"},
+    {"rows_on_disk", number_of<&TierStats::rows_on_disk>},
+    {"memory_bytes", number_of<&TierStats::memory_bytes>, Reported::kGauge,
+     "Memory of its tier, as --tier bounds it"},
+    {"index_bytes", number_of<&TierStats::index_bytes>},
+    {"disk_bytes", number_of<&TierStats::disk_bytes>, Reported::kGauge, "Size of its tier's files"},
+    {"hits", number_of<&TierStats::hits>, Reported::kCounter, "Keys whose row was in memory"},
+    {"misses", number_of<&TierStats::misses>, Reported::kCounter, "Keys whose row was read from the disk"},
+    {"prefetched", number_of<&TierStats::prefetched>, Reported::kCounter,
+     "Of these, before the call that needed it"},
+    {"absent", number_of<&TierStats::absent>},
+    {"absent_reads", number_of<&TierStats::absent_reads>},
+    {"reads", number_of<&TierStats::reads>, Reported::kCounter, "Pages read for keys"},
+    {"merges", number_of<&TierStats::merges>, Reported::kCounter,
+     "How often the rows of a slot were written to the disk"},
+    {"background_merges", number_of<&TierStats::background_merges>},
+    {"merged_bytes_read", number_of<&TierStats::merged_bytes_read>},
+    {"bytes_written", number_of<&TierStats::bytes_written>, Reported::kCounter, "Bytes written to the disk"},
+    {"rows_changed", number_of<&TierStats::rows_changed>},
+    {"is_direct", number_of<&TierStats::is_direct>},
+    {"is_async", number_of<&TierStats::is_async>},
+});
 
 }  // namespace shoal

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, TypedDict, overload
+from typing import Any, Literal, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ class SnapshotLostError(ShoalError): ...
 _Sums: TypeAlias = tuple[
     npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.uint32] | None
 ]
+
+# Of a struct: names, whether servers report them, and what they mean.
+STATISTICS: dict[str, tuple[tuple[str, Literal["counter", "gauge", ""], str], ...]]
 
 class Budget:
     def __init__(self, slots: int, bytes: int) -> None: ...
@@ -258,7 +261,7 @@ class TieredShard(Shard):
         use_async: bool = True,
     ) -> None: ...
     def prefetch(self, batch: KeyBatch, locations: RowLocations | None = None) -> None: ...
-    def tier_stats(self) -> dict[str, Any]: ...
+    def tier_stats(self) -> dict[str, int]: ...
 
 class RowCache:
     def __init__(

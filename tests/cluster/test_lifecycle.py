@@ -299,7 +299,7 @@ def test_a_load_into_servers_without_room_is_refused_and_leaves_what_was_there(t
     ("what", "text"),
     [
         ({"memory": 1000}, "at least 1048576 bytes for 1024 slots, got 1000"),
-        ({"memory": 0}, "number of bytes above 0, or a size such as '8GiB', got 0"),
+        ({"memory": 0}, "memory: 0 is not a size above 0"),
         ({"slot_memory": 10}, "at least 1048576 bytes for 1024 slots, got 10240"),
         ({"memory": 2**61}, "budget of 2251799813685248 bytes for each slot is beyond any machine"),
     ],

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import shoal
+from cluster_fakes import HeldPort
 from paths import SUPPORT
 from shoal import cli
 
@@ -315,13 +316,15 @@ def test_garbage_is_logged_once_a_minute(folder, caplog):
 
 @pytest.mark.slow
 def test_out_of_descriptors_it_waits_with_one_line_and_goes_on(folder):
-    command = [sys.executable, "-m", "shoal", "serve", str(folder), "--port", "0", "--request-timeout", "60"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    taken = HeldPort()
+    port = taken.port
+    command = [sys.executable, "-m", "shoal", "serve", str(folder), "--port", str(port), "--request-timeout", "60"]
+    with taken, subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         lines = []
         assert process.stderr is not None
         reader = threading.Thread(target=lambda: lines.extend(process.stderr))
         try:
-            port = int(process.stderr.readline().rpartition(":")[2])
+            assert process.stderr.readline()  # that it serves
             reader.start()
             ask(port, "GET", "/healthz")
             used = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))

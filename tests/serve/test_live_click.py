@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 
 import shoal  # noqa: E402
-from cluster_fakes import TIMEOUT  # noqa: E402
+from cluster_fakes import TIMEOUT, HeldPort  # noqa: E402
 from cluster_standin import cluster  # noqa: E402
 from live_serving import serving  # noqa: E402
 from serving import ask, exported, predict  # noqa: E402
@@ -203,6 +203,7 @@ def test_the_command_serves_while_a_worker_trains(logs: Path, tmp_path: Path) ->
         local_cluster.running(2, timeout=TIMEOUT, storage_roots=[str(tmp_path)]) as servers,
         joined(servers.address, 1) as (store,),
         ThreadPoolExecutor(1) as pool,
+        HeldPort() as held,
     ):
         model = ctr.build(config, store)
 
@@ -212,8 +213,9 @@ def test_the_command_serves_while_a_worker_trains(logs: Path, tmp_path: Path) ->
 
         model.fit(reader, progress=False)
         command = [sys.executable, "-m", "shoal", "serve", servers.address, "--config", str(logs / "csv.toml")]
+        port = held.port
         serving = subprocess.Popen(
-            [*command, "--watch", "0.1", "--port", "0"],
+            [*command, "--watch", "0.1", "--port", str(port)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
@@ -221,9 +223,7 @@ def test_the_command_serves_while_a_worker_trains(logs: Path, tmp_path: Path) ->
         try:
             assert serving.stderr is not None
             line = serving.stderr.readline()
-            found = re.search(r"click model, .* at http://127.0.0.1:(\d+)", line)
-            assert found is not None, line + serving.stderr.read()
-            port = int(found[1])
+            assert f"at http://127.0.0.1:{port}" in line, line + serving.stderr.read()
             training, deadline = pool.submit(train), time.monotonic() + TIMEOUT
             seen: set[bytes] = set()
             while len(seen) < 3 and not training.done() and time.monotonic() < deadline:

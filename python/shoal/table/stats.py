@@ -5,27 +5,10 @@ from typing import Any
 
 import msgspec
 
+from shoal import _core
+
 # The numbers of a tier in the order in which servers send them.
-TIER_NUMBERS = (
-    "rows_in_memory",
-    "rows_on_disk",
-    "memory_bytes",
-    "index_bytes",
-    "disk_bytes",
-    "hits",
-    "misses",
-    "prefetched",
-    "absent",
-    "absent_reads",
-    "reads",
-    "merges",
-    "background_merges",
-    "merged_bytes_read",
-    "bytes_written",
-    "rows_changed",
-    "is_direct",
-    "is_async",
-)
+TIER_NUMBERS = tuple(name for name, _, _ in _core.STATISTICS["tier"])
 
 
 class TierStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +123,11 @@ def tier_stats(stats: Mapping[str, int]) -> TierStats | None:
     tiers = stats.get("tiers", 0)
     if tiers == 0:
         return None
-    numbers: dict[str, Any] = {name: stats[f"tier_{name}"] for name in TIER_NUMBERS}
-    for flag in ("is_direct", "is_async"):
-        numbers[flag] = numbers[flag] == tiers
-    return TierStats(**numbers)
+    return make_tier_stats({name: stats[f"tier_{name}"] for name in TIER_NUMBERS}, tiers)
+
+
+def make_tier_stats(numbers: Mapping[str, int], tiers: int) -> TierStats:
+    """Return the statistics of so many tiers together."""
+    flags = {flag: numbers[flag] == tiers for flag in ("is_direct", "is_async")}
+    values: dict[str, Any] = {**numbers, **flags}
+    return TierStats(**values)

@@ -17,7 +17,7 @@ from shoal.base.sizes import memory_bytes
 from shoal.errors import StorageError
 from shoal.table.shard import LocalCalls, LocalShard
 from shoal.table.spec import TableRecord, TableSpec
-from shoal.table.stats import TierStats, tier_stats
+from shoal.table.stats import TierStats, make_tier_stats, tier_stats
 
 _LEFT = "shoal-tier-*"  # files that had a name for a moment, where the file system knows no files without one
 
@@ -103,7 +103,7 @@ class TieredLocalShard(LocalCalls, _core.TieredShard):
     @property
     def tier(self) -> TierStats:
         """Statistics of the tier."""
-        return TierStats(**self.tier_stats())
+        return make_tier_stats(self.tier_stats(), 1)
 
 
 def parse_tier(text: str) -> Tiered:

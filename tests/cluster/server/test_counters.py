@@ -10,12 +10,13 @@ import shoal
 from paths import ROOT
 from shoal.cluster.protocol import messages, metrics
 from shoal.cluster.protocol.health import _cumulative
-from shoal.cluster.server.counters import _RISING, _TIER_COUNTERS, _TIER_GAUGES, ReplicationLag, ServerCounters
+from shoal.cluster.server.counters import _COUNTERS, _GAUGES, ReplicationLag, ServerCounters
 from shoal.cluster.worker.call_metrics import CallMetrics
 from shoal.store.activity import Activity
 from shoal.table.spec import MAX_NAME_LENGTH
 
-ZERO = dict.fromkeys([*_RISING, "rows", "bytes", "waiting"], 0)
+TIER = [name for name in [*_COUNTERS, *_GAUGES] if name.startswith("tier_")]
+ZERO = dict.fromkeys({*_COUNTERS, *_GAUGES} - {*TIER}, 0)
 
 
 class Endpoint:
@@ -29,7 +30,7 @@ class Endpoint:
         if self.busy:
             return None
         return {
-            "messages": 3, "statuses": {"deferred": 2}, "requests": {"pull": 3}, "push_staleness": {0: 1},
+            "messages": 3, "deferrals": 2, "requests": {"pull": 3}, "push_staleness": {0: 1},
             "pull_staleness": {}, "narrowed_squared_error": 0.5,
         }  # fmt: skip
 
@@ -65,7 +66,7 @@ def test_counts_of_an_arc_that_comes_or_goes_do_not_change_the_counter_of_a_proc
     endpoint.arcs[8] = {1: {"rows_pushed": 1003, "rows": 2, "bytes": 20}}
     assert pushed() == 8
     found = counters.read([loop, loop])
-    assert (found["table_rows"], found["table_memory"], found["rows"]) == ({"w": 6}, {"w": 60}, 6)
+    assert (found["table_rows"], found["table_bytes"], found["rows"]) == ({"w": 6}, {"w": 60}, 6)
     assert found["request_duration"] == {"pull": metrics.Durations(0.5, {1024: 4})}
     assert (found["deferrals"], found["weight_squared_error"]) == (2, 0.5)
     endpoint.busy = True
@@ -201,13 +202,13 @@ def test_names_follow_the_rules_of_prometheus(role):
 def test_tiers_have_numbers_of_the_tables_that_have_one_and_counters_do_not_decrease():
     endpoint = Endpoint()
     counters = ServerCounters({"a": endpoint}, lambda: {1: "w", 2: "in memory"})
-    disk = dict.fromkeys([f"tier_{name}" for name in [*_TIER_GAUGES, *_TIER_COUNTERS]], 0) | {"tier_is_direct": 1}
+    disk = dict.fromkeys(TIER, 0) | {"tier_is_direct": 1}
 
     def found():
         return {name: value for name, value in counters.read([]).items() if name.startswith("tier_")}
 
     endpoint.arcs[0] = {2: {}}
-    assert found() == {f"tier_{name}": {} for name in [*_TIER_GAUGES, *_TIER_COUNTERS]}
+    assert found() == {name: {} for name in TIER}
     endpoint.arcs[0] = {1: disk | {"tier_misses": 5, "tier_disk_bytes": 100}, 2: {}}
     assert (found()["tier_misses"], found()["tier_disk_bytes"], found()["tier_hits"]) == (
         {"w": 5},

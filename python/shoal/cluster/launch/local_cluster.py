@@ -92,6 +92,8 @@ def configurations(
     ``memory`` is that of all servers together. Other settings are those of :class:`shoal.config.ClusterConfig`, and
     otherwise of the servers.
     """
+    if memory is not None and tier is not None:
+        raise ValueError("servers have a memory budget or a tier: leave memory= or tier= out")
     StorageRoots(storage_roots, storage_options)  # both raise if they are invalid
     AllowedCode(allow_code)
     of_cluster = {name: settings.pop(name) for name in ClusterConfig.__struct_fields__ if name in settings}

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from shoal import _core
+
 # Upper bounds of the buckets of a histogram: the first number that is above a bucket, and how its bound is written.
 Bounds = tuple[tuple[int, str], ...]
 
@@ -68,30 +70,31 @@ SCHEDULER: RoleMetrics = {
     "server_silent_seconds": Metric("gauge", "Seconds since the last message of each server", "server"),
 }
 
+
+def _statistics(struct: str, label: str = "") -> dict[str, Metric]:
+    """Return the metrics that servers report of a struct of statistics of the engine, whose table names them."""
+    prefix = f"{label}_" if label else ""
+    return {
+        prefix + name: Metric(kind, help, "table" if label else "", prefix + name if label else "")
+        for name, kind, help in _core.STATISTICS[struct]
+        if kind
+    }
+
+
 SERVER: RoleMetrics = {
-    "messages": Metric("counter", "Requests received"),
-    "replies": Metric("counter", "Replies sent"),
-    "bytes_in": Metric("counter", "Bytes received"),
-    "bytes_out": Metric("counter", "Bytes sent"),
+    **_statistics("service"),
     "requests": Metric("counter", "Requests received, by kind", "op"),
     "request_duration": Metric(
         "histogram", "Time to execute a request, by kind", "op", name="server_request_duration_seconds"
     ),
-    "duplicates": Metric("counter", "Pushes that had been received before", name="push_duplicates"),
     "push_staleness": Metric(
         "histogram", "Pushes of others to a table since the worker's last pull of it", name="push_staleness_steps"
     ),
     "pull_staleness": Metric(
         "histogram", "Clocks between a pull and the slowest worker when it was answered", name="pull_staleness_clocks"
     ),
-    "deferred_reads": Metric("gauge", "Pulls that wait for pushes of other workers", name="pull_deferred"),
-    "deferrals": Metric("counter", "Pulls that had to wait for pushes of other workers", name="pull_deferrals"),
-    "failed_steps": Metric("counter", "Steps that could not be applied"),
-    "deferred_bytes": Metric("gauge", "Bytes of pulls that wait for pushes of other workers"),
-    "pending_bytes": Metric("gauge", "Bytes of pushes that wait for those of other workers"),
     "rows": Metric("gauge", "Rows of the slots that it serves"),
     "row_bytes": Metric("gauge", "Bytes of these rows with their index"),
-    "budget_bytes": Metric("gauge", "Memory that --memory allows for these rows; 0: no limit"),
     "copied_slots": Metric("gauge", "Slots of other servers of which it has copies"),
     "unacknowledged_bytes": Metric("gauge", "Bytes that servers with copies of its slots have not acknowledged"),
     "held_replies": Metric("gauge", "Replies that wait for these acknowledgements"),
@@ -99,35 +102,8 @@ SERVER: RoleMetrics = {
         "gauge", "Age of the oldest change that a server with copies lacks", name="replication_lag_seconds"
     ),
     "weight_squared_error": Metric("counter", "Sum of the squared errors of weights that were sent in 16 bits"),
-    "table_rows": Metric("gauge", "Rows of a table", "table", name="table_rows"),
-    "table_memory": Metric("gauge", "Bytes of these rows with their index", "table", name="table_memory_bytes"),
-    "table_waiting": Metric("gauge", "Keys that are counted and have no row yet", "table", name="table_waiting_keys"),
-    "table_rows_pulled": Metric("counter", "Keys pulled", "table", name="table_pulled_keys"),
-    "table_rows_pushed": Metric("counter", "Keys pushed", "table", name="table_pushed_keys"),
-    "table_rows_created": Metric(
-        "counter", "Rows created: keys that were admitted", "table", name="table_created_rows"
-    ),
-    "table_rows_expired": Metric("counter", "Rows that an expiry rule evicted", "table", name="table_evicted_rows"),
-    "table_rows_erased": Metric("counter", "Rows that were erased by a call", "table", name="table_erased_rows"),
-    "table_refused": Metric(
-        "counter", "Occurrences of keys that were not admitted", "table", name="table_refused_keys"
-    ),
-    "table_nonfinite_rows": Metric(
-        "counter", "Gradients that were dropped since they are not finite", "table", name="table_nonfinite_rows"
-    ),
-    "tier_rows_in_memory": Metric(
-        "gauge", "Rows of a table with a tier that are in memory", "table", name="tier_rows_in_memory"
-    ),
-    "tier_memory_bytes": Metric("gauge", "Memory of its tier, as --tier bounds it", "table", name="tier_memory_bytes"),
-    "tier_disk_bytes": Metric("gauge", "Size of its tier's files", "table", name="tier_disk_bytes"),
-    "tier_hits": Metric("counter", "Keys whose row was in memory", "table", name="tier_hits"),
-    "tier_misses": Metric("counter", "Keys whose row was read from the disk", "table", name="tier_misses"),
-    "tier_prefetched": Metric("counter", "Of these, before the call that needed it", "table", name="tier_prefetched"),
-    "tier_reads": Metric("counter", "Pages read for keys", "table", name="tier_reads"),
-    "tier_merges": Metric(
-        "counter", "How often the rows of a slot were written to the disk", "table", name="tier_merges"
-    ),
-    "tier_bytes_written": Metric("counter", "Bytes written to the disk", "table", name="tier_written_bytes"),
+    **_statistics("shard", "table"),
+    **_statistics("tier", "tier"),
 }
 
 WORKER: RoleMetrics = {

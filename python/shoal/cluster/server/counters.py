@@ -22,9 +22,18 @@ _MAX_SAMPLES = 1024
 _MAX_HOT_KEYS = 16  # of an endpoint
 _LEAST_HOT = 4  # samples of a key that is not there by chance
 _REPORTED = ("rows", "row_bytes", "budget_bytes", "replication_lag", "deferred_reads", "messages")
-_RISING = ("rows_pulled", "rows_pushed", "rows_created", "rows_erased", "rows_expired", "nonfinite_rows", "refused")
-_TIER_GAUGES = ("rows_in_memory", "memory_bytes", "disk_bytes")
-_TIER_COUNTERS = ("hits", "misses", "prefetched", "reads", "merges", "bytes_written")
+
+
+def _reported(struct: str, prefix: str = "") -> dict[str, str]:
+    """Return the kinds of the statistics that are reported, by name."""
+    return {prefix + name: kind for name, kind, _ in _core.STATISTICS[struct] if kind}
+
+
+# Of tables, by their names in what the engine returns.
+_TABLE = _reported("shard")
+_TIER = _reported("tier", "tier_")
+_COUNTERS = [name for name, kind in (_TABLE | _TIER).items() if kind == "counter"]
+_GAUGES = [name for name, kind in (_TABLE | _TIER).items() if kind == "gauge"]
 
 
 class ReplicationLag:
@@ -60,12 +69,9 @@ class ServerCounters:
         self._lock = threading.Lock()
         self._metrics: dict[str, dict[str, Any] | None] = {}  # by address: what was found last, as in the next ones
         self._held: dict[str, dict[str, int]] = {}
-        self._sizes: dict[str, list[tuple[int, int, int]]] = {}  # by address: table, rows, bytes
+        self._gauges: dict[str, dict[str, Counter[int]]] = {}  # of tables, by address
         self._arcs: dict[str, dict[int, dict[int, dict[str, int]]]] = {}  # by address, first slot and table
-        self._risen: dict[str, Counter[int]] = {name: Counter() for name in _RISING}
-        self._tiers: dict[str, dict[str, Counter[int]]] = {}  # by address: gauges of tables with a tier
-        self._tiers_risen: dict[str, Counter[int]] = {name: Counter() for name in _TIER_COUNTERS}
-        self._waiting: dict[str, Counter[int]] = {}
+        self._risen: dict[str, Counter[int]] = {name: Counter() for name in _COUNTERS}  # of tables
         self._lags: dict[int, ReplicationLag] = {}  # by stream
         self._lag: dict[int, float] = {}
 
@@ -96,7 +102,7 @@ class ServerCounters:
         numbers = {name: float(found[name]) for name in _REPORTED if name in found}
         numbers["keys"] = float(sum(sum(found[f"table_rows_{kind}"].values()) for kind in ("pulled", "pushed")))
         numbers |= {f"rows:{table}": float(rows) for table, rows in found["table_rows"].items()}
-        numbers |= {f"bytes:{table}": float(size) for table, size in found["table_memory"].items()}
+        numbers |= {f"bytes:{table}": float(size) for table, size in found["table_bytes"].items()}
         numbers |= {f"hot:{key}:{table}": share for (table, key), share in self.hot_keys().items()}
         histograms = {op: dict(one.counts) for op, one in found["request_duration"].items() if op in ("pull", "push")}
         return Figures(numbers, {**histograms, "staleness": dict(found["push_staleness"])})
@@ -129,7 +135,6 @@ class ServerCounters:
             if found is None:
                 continue
             total.update({name: count for name, count in found.items() if isinstance(count, int)})
-            total["deferrals"] += found["statuses"].get("deferred", 0)
             requests.update(found["requests"])
             push_staleness.update(found["push_staleness"])
             pull_staleness.update(found["pull_staleness"])
@@ -164,56 +169,30 @@ class ServerCounters:
             arcs.setdefault(first, {})[table] = load
             if first in former:  # else the arc has come from elsewhere, and its counts with it
                 before = former[first].get(table, {})
-                for name in _RISING:
-                    self._risen[name][table] += max(0, load[name] - before.get(name, 0))
-                for name in _TIER_COUNTERS:
-                    number = f"tier_{name}"
-                    self._tiers_risen[name][table] += max(0, load.get(number, 0) - before.get(number, 0))
+                for name in _COUNTERS:
+                    self._risen[name][table] += max(0, load.get(name, 0) - before.get(name, 0))
         present = {first for first, _, _ in loads}
         served = self._services[address].arc_loads(_BUSY_SECONDS)
         if served is not None:  # arcs without tables too: what a table does there later is new
             present |= {first for first, *_ in served}
         self._arcs[address] = {first: arcs.get(first, {}) for first in present}
-        self._sizes[address] = [(table, load["rows"], load["bytes"]) for _, table, load in loads]
-        self._waiting[address] = Counter()
-        tiers: dict[str, Counter[int]] = {name: Counter() for name in _TIER_GAUGES}
+        gauges: dict[str, Counter[int]] = {name: Counter() for name in _GAUGES}
         for _, table, load in loads:
-            self._waiting[address][table] += load["waiting"]
-            if "tier_is_direct" in load:
-                for name, counts in tiers.items():
-                    counts[table] += load[f"tier_{name}"]
-        self._tiers[address] = tiers
+            for name in load.keys() & gauges.keys():
+                gauges[name][table] += load[name]
+        self._gauges[address] = gauges
 
     def _tables(self) -> dict[str, dict[str, float]]:
+        counts: dict[str, Counter[int]] = {name: Counter() for name in _GAUGES} | self._risen
+        for gauges in self._gauges.values():
+            for name, found in gauges.items():
+                counts[name].update(found)
         names = self._names()
-
-        def named(counts: Mapping[int, int]) -> dict[str, float]:
-            return {name: counts.get(table, 0) for table, name in names.items()}
-
-        rows: Counter[int] = Counter()
-        sizes: Counter[int] = Counter()
-        waiting: Counter[int] = Counter()
-        for found in self._sizes.values():
-            for table, number, size in found:
-                rows[table] += number
-                sizes[table] += size
-        for some in self._waiting.values():
-            waiting.update(some)
-        tiers: dict[str, Counter[int]] = {name: Counter() for name in _TIER_GAUGES}
-        for gauges in self._tiers.values():
-            for name, counts in gauges.items():
-                tiers[name].update(counts)
-        tiered = {table: name for table, name in names.items() if table in tiers["disk_bytes"]}
-        return {
-            "table_rows": named(rows),
-            "table_memory": named(sizes),
-            "table_waiting": named(waiting),
-            **{f"table_{name}": named(counts) for name, counts in self._risen.items()},
-            **{
-                f"tier_{name}": {title: counts[table] for table, title in tiered.items()}
-                for name, counts in {**tiers, **self._tiers_risen}.items()
-            },
+        tiered = {table: name for table, name in names.items() if table in counts["tier_disk_bytes"]}
+        of_tables: dict[str, dict[str, float]] = {
+            f"table_{name}": {names[id]: counts[name][id] for id in names} for name in _TABLE
         }
+        return of_tables | {name: {tiered[id]: counts[name][id] for id in tiered} for name in _TIER}
 
 
 def _durations(loops: Iterable[_core.DataLoop]) -> dict[str, Durations]:

@@ -35,22 +35,7 @@ NO_DELTAS = (
 # The metrics of a table in the servers' order, after the step and before the clock. "tiers" are arcs with a tier; the
 # numbers after it are sums over them.
 _METRICS = (
-    "rows",
-    "cells",
-    "bytes",
-    "pulls",
-    "pushes",
-    "rows_pulled",
-    "rows_pushed",
-    "rows_created",
-    "rows_erased",
-    "nonfinite_rows",
-    "refused",
-    "waiting",
-    "expired_by_TimeToLive",
-    "expired_by_DecayedScore",
-    "expired_by_MinNorm",
-    "expired_by_MaxRows",
+    *(name for name, _, _ in _core.STATISTICS["shard"]),
     "tiers",
     *(f"tier_{name}" for name in TIER_NUMBERS),
 )
