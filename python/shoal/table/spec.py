@@ -74,7 +74,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         make_plain(self)
-        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        msgspec.structs.force_setattr(self, "dtype", dtype_name(self.dtype))
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"a table needs a name, got {self.name!r:.80}")
         if len(self.name) > MAX_NAME_LENGTH:
