@@ -33,7 +33,7 @@ from figures import check, conditions, cpu_seconds, spread
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.cluster.protocol.status import StatusReply
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.config import ServerConfig
 
 BATCH = 20_000
@@ -117,7 +117,7 @@ def wait_until(address: str, what: str, condition: Callable[[StatusReply], bool]
     """Ask for the status, which takes 0.7 ms, until a condition holds."""
     limit = time.monotonic() + LIMIT_SECONDS
     with SchedulerClient(address, "observer") as client:
-        while not condition(status := client.status(timeout=LIMIT_SECONDS)):
+        while not condition(status := client.call(GetStatus(), StatusReply, LIMIT_SECONDS)):
             check(time.monotonic() < limit, f"{what} took more than {LIMIT_SECONDS:.0f} s: {servers_of(status)}")
             time.sleep(pause)
     return status

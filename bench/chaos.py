@@ -41,7 +41,7 @@ from shoal.cluster.launch import local_cluster, supervisor
 from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.curve import Keys
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.cluster.protocol.status import StatusReply
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.consistency import Consistency
 
 KEYS = 512  # of a worker
@@ -55,7 +55,7 @@ COPIES_SECONDS = 60.0  # until all copies are made, by default
 def get_status(address: str, keys: Keys | None = None) -> StatusReply:
     """Return the status of the cluster whose scheduler is at an address."""
     with SchedulerClient(address, "observer", keys=keys) as client:
-        return client.status(timeout=COPIES_SECONDS)
+        return client.call(GetStatus(), StatusReply, COPIES_SECONDS)
 
 
 def wait_for_copies(

@@ -56,7 +56,7 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
             assert len(endpoints) == 4
             store.table("another", dim=1, optimizer=shoal.SGD(lr=1.0))
             before = [(role.num_fds(), role.memory_info().rss) for role in roles]
-            name = insider._scheduler._sender
+            name = insider._scheduler.sender
             attacker = pool.submit(
                 attack, cluster.address, endpoints, SECONDS, keys=keys, form=TableRecord.of(table.spec), insider=name
             )

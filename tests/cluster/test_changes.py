@@ -30,6 +30,7 @@ from shoal.cluster.launch import supervisor
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.launch.local_cluster import LocalCluster, running
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.config import ServerConfig
 
@@ -458,6 +459,6 @@ def test_when_both_copies_of_a_slot_are_gone_calls_raise_an_error_that_names_the
         with pytest.raises(shoal.ServerLostError, match=lost):
             store.drain(2)
         with SchedulerClient(cluster.address, "observer") as client:
-            assert "which had the last copy of slots" in client.status(timeout=TIMEOUT).lost
+            assert "which had the last copy of slots" in client.call(GetStatus(), StatusReply, TIMEOUT).lost
         with contextlib.suppress(shoal.ServerLostError):
             store.close()

@@ -24,8 +24,18 @@ from processes import server_processes
 from shoal.cli import cluster_status, main
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.launch.workers import run_workers
-from shoal.cluster.protocol.messages import Barrier, BarrierReply, EndJob, StartJob
+from shoal.cluster.protocol.messages import (
+    Barrier,
+    BarrierReply,
+    EndJob,
+    JobConsistency,
+    Join,
+    Leave,
+    LeaveReply,
+    StartJob,
+)
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.worker.cluster_store import ClusterStore
 
 KEYS = np.arange(64, dtype=np.uint64)
@@ -171,8 +181,8 @@ def test_workers_of_a_job_that_disagree_are_told_what_both_have_asked_for() -> N
 
 def _join_and_leave(address: str) -> None:
     with SchedulerClient(address, "worker") as client:
-        client.join(timeout=TIMEOUT, workers=2, consistency=shoal.ASP(), job="a")
-        client.leave(timeout=TIMEOUT)
+        client.join(Join(workers=2, rules=JobConsistency.of(shoal.ASP()), job="a"), TIMEOUT)
+        client.call(Leave(), LeaveReply, TIMEOUT)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +240,7 @@ def test_the_scheduler_refuses_what_a_client_did_not_check_and_more_jobs_than_it
             ({"job": "a b", "workers": 2}, "job = 'a b'"),
         ):
             with pytest.raises(ValueError, match=text):
-                client.join(timeout=TIMEOUT, consistency=shoal.ASP(), **arguments)
+                client.join(Join(rules=JobConsistency.of(shoal.ASP()), **arguments), TIMEOUT)
         assert running.membership.named_jobs == []
         waiting = threading.Thread(target=_join_quietly, args=(client,))
         waiting.start()
@@ -239,14 +249,14 @@ def test_the_scheduler_refuses_what_a_client_did_not_check_and_more_jobs_than_it
             SchedulerClient(running.address, "worker") as late,
             pytest.raises(ValueError, match="there are 1 named jobs, the maximum: job 'b' can begin when one has"),
         ):
-            late.join(timeout=TIMEOUT, workers=1, consistency=shoal.ASP(), job="b")
+            late.join(Join(workers=1, rules=JobConsistency.of(shoal.ASP()), job="b"), TIMEOUT)
         client.close()
         waiting.join(TIMEOUT)
 
 
 def _join_quietly(client: SchedulerClient) -> None:
     with contextlib.suppress(shoal.ShoalError):  # it is closed while it waits
-        client.join(timeout=TIMEOUT, workers=2, consistency=shoal.ASP(), job="a")
+        client.join(Join(workers=2, rules=JobConsistency.of(shoal.ASP()), job="a"), TIMEOUT)
 
 
 def test_barriers_and_splits_of_the_data_are_those_of_a_job(tmp_path: Path) -> None:
@@ -278,7 +288,7 @@ def test_status_and_metrics_show_the_workers_of_each_job() -> None:
         assert [one["rank"] for one in view["workers"]] == [0, "a.b/0"]
         assert made.scheduler.counters()["workers"] == 2
         with SchedulerClient(made.address, "observer") as observer:
-            text = cluster_status._text(made.address, observer.status(timeout=TIMEOUT))
+            text = cluster_status._text(made.address, observer.call(GetStatus(), StatusReply, TIMEOUT))
         assert f"job {store.job} 'a.b': ASP(), 1 of 1 workers" in text
         assert "worker  a.b/0" in text
         (figures,) = made.servers[0].services[0].metrics()["jobs"].values()
@@ -377,12 +387,12 @@ def test_a_scheduler_that_is_started_again_has_the_jobs_that_it_had(tmp_path: Pa
     with scheduler(1, journal=tmp_path) as one:
         server = FakeServer(one.address)
         clients = [SchedulerClient(one.address, "worker") for _ in range(3)]
-        joins: list[dict[str, Any]] = [
-            {"workers": 1, "consistency": shoal.BSP()},
-            {"workers": 2, "consistency": shoal.ASP(), "job": "a"},
-            {"workers": 2, "consistency": shoal.ASP(), "job": "a"},
+        joins = [
+            Join(workers=1, rules=JobConsistency.of(shoal.BSP())),
+            Join(workers=2, rules=JobConsistency.of(shoal.ASP()), job="a"),
+            Join(workers=2, rules=JobConsistency.of(shoal.ASP()), job="a"),
         ]
-        joined = together([lambda k=k: clients[k].join(timeout=TIMEOUT, **joins[k]) for k in range(3)])
+        joined = together([lambda k=k: clients[k].join(joins[k], TIMEOUT) for k in range(3)])
         assert joined[1].job == joined[2].job != joined[0].job
         asked = clients[1].ask(Barrier("b"))
         until(lambda: one.membership.state.jobs["a"].job.barriers)
@@ -396,12 +406,12 @@ def test_a_scheduler_that_is_started_again_has_the_jobs_that_it_had(tmp_path: Pa
             assert anew.membership.state.jobs[""].job.number == joined[0].job
             second = clients[2].ask(Barrier("b"))
             for client, number in ((clients[1], asked), (clients[2], second)):
-                assert client.answer(number, BarrierReply, timeout=TIMEOUT, doing="a barrier") == BarrierReply()
-            clients[0].leave(timeout=TIMEOUT)
+                assert client.answer(number, BarrierReply, timeout=TIMEOUT) == BarrierReply()
+            clients[0].call(Leave(), LeaveReply, TIMEOUT)
             assert anew.membership.named_jobs == ["a"]  # the end of one job ends no other
             assert all(client.fault is None for client in clients[1:])
             for client in clients[1:]:
-                client.leave(timeout=TIMEOUT)
+                client.call(Leave(), LeaveReply, TIMEOUT)
             until(lambda: not anew.membership.named_jobs)
     starts = [order.body for order in server.orders if isinstance(order.body, StartJob)]
     assert sorted(start.named for start in starts) == [False, True]

@@ -561,7 +561,8 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
         declare_dead(cluster.scheduler, "worker", 1)
         store.tick()
         table_of(store).pull(KEYS)
-        cut_off._scheduler._welcome = msgspec.structs.replace(cut_off._scheduler.welcome, heartbeat=0.1, dead_after=0.5)
+        client = cut_off._scheduler
+        client._welcome = msgspec.structs.replace(client._welcome, heartbeat=0.1, dead_after=0.5)
         with pytest.raises(NotConnectedError, match="has been silent for"):
             cut_off.barrier(timeout=2.0)
         wire.mend()
@@ -681,4 +682,4 @@ def test_an_address_where_nobody_listens_is_said_to_be_so(address):
         SchedulerClient(address, "worker") as link,
         pytest.raises(NotConnectedError, match="no scheduler answers"),
     ):
-        link.hello(timeout=0.3)
+        link.hello(0.3)

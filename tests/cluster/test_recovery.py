@@ -24,6 +24,8 @@ from shoal.cluster.protocol.messages import (
     BarrierReply,
     Hello,
     HelloReply,
+    JobConsistency,
+    Join,
     Order,
     SplitReply,
     StartJob,
@@ -59,12 +61,12 @@ def test_a_scheduler_that_is_started_again_knows_its_peers_and_answers_what_they
         link = SchedulerClient(one.address, "worker")
         other = SchedulerClient(one.address, "worker")
         joining = threading.Thread(
-            target=lambda: other.join(timeout=TIMEOUT, workers=2, consistency=shoal.BSP()), daemon=True
+            target=lambda: other.join(Join(workers=2, rules=JobConsistency.of(shoal.BSP())), TIMEOUT), daemon=True
         )
         joining.start()
-        joined = link.join(timeout=TIMEOUT, workers=2, consistency=shoal.BSP())
+        joined = link.join(Join(workers=2, rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         joining.join(TIMEOUT)
-        assert link.welcome.grace == 600.0
+        assert link._welcome.grace == 600.0
         asked = link.ask(Barrier("b"))
         until(lambda: (job := one.membership.state.jobs[""].job) is not None and job.barriers)
         die(one)
@@ -74,8 +76,8 @@ def test_a_scheduler_that_is_started_again_knows_its_peers_and_answers_what_they
         with scheduler(1, journal=tmp_path, bind="tcp://127.0.0.1:*") as anew:
             assert anew.address == one.address
             for its, number in ((link, asked), (other, second)):
-                assert its.answer(number, BarrierReply, timeout=TIMEOUT, doing="a barrier") == BarrierReply()
-            taken = other.answer(split, SplitReply, timeout=TIMEOUT, doing="taking a split")
+                assert its.answer(number, BarrierReply, timeout=TIMEOUT) == BarrierReply()
+            taken = other.answer(split, SplitReply, timeout=TIMEOUT)
             assert taken == SplitReply(0, None)
             assert anew.membership.state.jobs[""].job.passes[0].splits.taken.keys() == {0}  # once
             assert set(anew.membership.workers) == {0, 1}
@@ -89,7 +91,7 @@ def test_a_scheduler_that_is_started_again_knows_its_peers_and_answers_what_they
 
 def test_orders_of_a_scheduler_that_was_replaced_are_refused(caplog):
     with scheduler(1) as one, FakeServer(one.address) as server, SchedulerClient(one.address, "worker") as link:
-        link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         client = server.link
         client._generation = 5
         outdated = Order(99, StartJob(1, server.orders[0].body.rules, (1,)), 4)
@@ -117,7 +119,7 @@ def test_a_scheduler_whose_disk_is_full_ends_and_promises_nothing(tmp_path, monk
         with pytest.raises(StorageError, match="No space left on device"):
             cluster.run()
         with pytest.raises(NotConnectedError):
-            link.answer(asked, HelloReply, timeout=0.2, doing="connecting")
+            link.answer(asked, HelloReply, timeout=0.2)
 
 
 def test_a_scheduler_that_could_not_be_made_releases_its_journal(tmp_path, monkeypatch):
@@ -148,7 +150,7 @@ def test_a_scheduler_that_fails_is_closed_and_another_one_takes_its_address_and_
         with pytest.raises(RuntimeError, match="a defect"):
             first.run()
         with scheduler(1, journal=tmp_path, heartbeat=2.0, bind=first.address):
-            link.hello(timeout=TIMEOUT)
+            link.hello(TIMEOUT)
     first.close()
 
 

@@ -16,7 +16,9 @@ import shoal
 from cluster_fakes import TIMEOUT, FakeServer, scheduler
 from processes import Processes, processes
 from shoal.cli import main
+from shoal.cluster.protocol.messages import JobConsistency, Join, Leave, LeaveReply
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.server.server import Server
 from shoal.errors import NotConnectedError
 
@@ -39,13 +41,13 @@ def test_a_scheduler_that_leaves_can_come_back_and_its_peers_wait(tmp_path, capl
     with scheduler(1, journal=tmp_path) as one:
         server = FakeServer(one.address)
         client = SchedulerClient(one.address, "worker")
-        joined = client.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        joined = client.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         one.leave()
     assert "the scheduler ends, and its cluster continues: start it again with its journal within 600 s" in caplog.text
     with server, client, scheduler(1, journal=tmp_path) as anew:
         assert anew.address == one.address
         assert anew.membership.state.cluster == one.membership.state.cluster
-        assert client.status(timeout=TIMEOUT).generation == 2
+        assert client.call(GetStatus(), StatusReply, TIMEOUT).generation == 2
         assert anew.membership.state.jobs[""].job.number == joined.job
         assert client.fault is None
         assert server.error is None
@@ -83,7 +85,7 @@ def test_a_broken_cluster_can_be_ended_too(capsys):
     with scheduler(1) as one:
         with FakeServer(one.address) as server:
             assert server.joined.wait(TIMEOUT)
-            server.link.leave(timeout=TIMEOUT)
+            server.link.call(Leave(), LeaveReply, TIMEOUT)
         assert one.membership.broken
         assert main(["cluster", one.address, "stop"]) == 0
         until(lambda: one.membership.state.ended)
@@ -135,7 +137,7 @@ def test_all_processes_end_with_status_0_when_a_cluster_is_stopped(tmp_path):
         (scheduler,) = cluster.children
         servers = [cluster.start_server() for _ in range(2)]
         with SchedulerClient(cluster.address, "observer") as client:
-            until(lambda: client.status(timeout=TIMEOUT).epoch)
+            until(lambda: client.call(GetStatus(), StatusReply, TIMEOUT).epoch)
         assert main(["cluster", cluster.address, "stop"]) == 0
         assert [child.process.wait(TIMEOUT) for child in (scheduler, *servers)] == [0, 0, 0]
 

@@ -20,9 +20,18 @@ from membership_world import together
 from processes import server_processes
 from replicas_world import command, declare_dead, started
 from shoal.cli import cluster_status, main
-from shoal.cluster.protocol.messages import Drain, GetStatus, Heartbeat, Request, StreamProgress, decode, encode
+from shoal.cluster.protocol.messages import (
+    Drain,
+    Heartbeat,
+    JobConsistency,
+    Join,
+    Request,
+    StreamProgress,
+    decode,
+    encode,
+)
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.cluster.protocol.status import WorkerStatus, as_dict
+from shoal.cluster.protocol.status import GetStatus, StatusReply, WorkerStatus, as_dict
 from shoal.consistency import ASP
 
 
@@ -36,30 +45,31 @@ def until(what):
 
 def test_an_observer_sees_a_cluster_form_and_is_no_member_itself():
     with scheduler(2, workers=1) as running, SchedulerClient(running.address, "observer") as observer:
-        status = observer.status(timeout=TIMEOUT)
+        status = observer.call(GetStatus(), StatusReply, TIMEOUT)
         assert (status.epoch, status.num_servers, status.servers, status.workers) == (0, 2, (), ())
         with FakeServer(running.address), FakeServer(running.address):
-            status = until(lambda: (found := observer.status(timeout=TIMEOUT)).epoch and found)
+            status = until(lambda: (found := observer.call(GetStatus(), StatusReply, TIMEOUT)).epoch and found)
             assert [server.rank for server in status.servers] == [0, 1]
             ends = [slots for server in status.servers for one in server.endpoints for slots in one.slots]
             assert ends == [(0, 512), (512, 1024)]
             assert status.job is None
             with (
-                SchedulerClient(running.address, "worker", about="me", clock=lambda: 17) as worker,
+                SchedulerClient(running.address, "worker", about="me", beat=lambda: {"clock": 17}) as worker,
                 SchedulerClient(running.address, "worker", about="late") as late,
             ):
-                joined = worker.join(timeout=TIMEOUT, workers=1, consistency=ASP())
-                late.hello(timeout=TIMEOUT)
+                joined = worker.join(Join(workers=1, rules=JobConsistency.of(ASP())), TIMEOUT)
+                late.hello(TIMEOUT)
                 waiting = threading.Thread(target=join, args=(late,))
                 waiting.start()
-                status = until(lambda: (found := observer.status(timeout=TIMEOUT)).workers[1:] and found)
+                asked = GetStatus()
+                status = until(lambda: (found := observer.call(asked, StatusReply, TIMEOUT)).workers[1:] and found)
                 assert status.job.consistency == "ASP()"
                 assert [(one.about, one.rank, one.is_connected) for one in status.workers] == [
                     ("me", 0, True),
                     ("late", None, True),
                 ]
                 assert status.workers[0].incarnation == joined.incarnation
-                assert worker.status(timeout=TIMEOUT).cluster == status.cluster
+                assert worker.call(asked, StatusReply, TIMEOUT).cluster == status.cluster
                 late.close()
                 waiting.join(TIMEOUT)
         assert len(running.membership._peers.known) <= 4
@@ -67,7 +77,7 @@ def test_an_observer_sees_a_cluster_form_and_is_no_member_itself():
 
 def join(client):
     with contextlib.suppress(shoal.ShoalError):  # it is closed while it waits
-        client.join(timeout=TIMEOUT, workers=1, consistency=ASP())
+        client.join(Join(workers=1, rules=JobConsistency.of(ASP())), TIMEOUT)
 
 
 def test_the_status_has_the_clocks_of_heartbeats_and_names_what_was_lost():

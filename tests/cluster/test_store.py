@@ -254,9 +254,9 @@ def test_a_push_pull_that_has_to_ask_again_is_done_without_a_wait(made, how, mon
 def test_a_barrier_counts_the_time_of_its_flush(made, monkeypatch):
     waited = []
 
-    def answer(self, asked, kind, *, timeout, doing, begun):
+    def answer(self, asked, kind, timeout, *, begun):
         waited.append((timeout, begun + timeout - time.monotonic()))
-        return original(self, asked, kind, timeout=timeout, doing=doing, begun=begun)
+        return original(self, asked, kind, timeout, begun=begun)
 
     original = SchedulerClient.answer
     with joined(made.address, 2) as (one, two):
@@ -343,13 +343,13 @@ def test_calls_that_a_leaving_worker_no_longer_waits_for_are_refused_without_a_w
         table = store.table("t", **SGD)
         store.tick()
         pending = table.pull_async(KEYS)  # until the other worker ends its clock
-        leave = store._scheduler.leave
+        call = store._scheduler.call
 
-        def leave_and_be_refused(**options):
+        def leave_and_be_refused(*request):
             store.channel.lose(0, "fenced")
-            leave(**options)
+            return call(*request)
 
-        store._scheduler.leave = leave_and_be_refused
+        store._scheduler.call = leave_and_be_refused
         with store:
             raise ZeroDivisionError
     with pytest.raises(shoal.errors.ClosedError, match="this store was closed"):

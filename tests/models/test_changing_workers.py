@@ -37,6 +37,7 @@ from shoal.cli.answers import Answer
 from shoal.cli.train import repeated
 from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.models import Checkpointing, training
 from shoal.models.model import Model
 from shoal.models.shares import Share, WorkerState, divided
@@ -288,7 +289,7 @@ def test_a_job_whose_workers_have_ended_early_is_begun_again(log: Path) -> None:
             with pytest.raises(ArithmeticError):
                 work(made, log, fail, shoal.BSP(), (1, 3), {"warm_up": False})
         with SchedulerClient(made.address, "observer") as observer:
-            assert observer.status(timeout=TIMEOUT).outcome == "unfinished"
+            assert observer.call(GetStatus(), StatusReply, TIMEOUT).outcome == "unfinished"
 
 
 def test_a_launcher_waits_for_workers_that_are_between_two_jobs() -> None:
@@ -398,7 +399,7 @@ sys.exit(main(sys.argv[1:]))
 def wait_for_workers(address: str, count: int) -> None:
     deadline = time.monotonic() + 2 * TIMEOUT
     with SchedulerClient(address, "observer") as client:
-        while (job := client.status(timeout=TIMEOUT).job) is None or job.size != count:
+        while (job := client.call(GetStatus(), StatusReply, TIMEOUT).job) is None or job.size != count:
             assert time.monotonic() < deadline, f"the job has not had {count} workers in time: {job}"
             time.sleep(0.05)
 

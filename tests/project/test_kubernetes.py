@@ -23,7 +23,7 @@ from shoal.cluster.launch.child import ChildProcess, end_all
 from shoal.cluster.protocol.curve import Keys, make_keys
 from shoal.cluster.protocol.reports import pid_of
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.cluster.protocol.status import StatusReply
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from tiers import long_but
 
 WHOLE = ["job", "jobset", "volcano"]
@@ -207,7 +207,7 @@ class Nodes:
 
     def status(self) -> StatusReply:
         with SchedulerClient(self.address, "observer", keys=self.keys) as client:
-            return client.status(timeout=TIMEOUT)
+            return client.call(GetStatus(), StatusReply, TIMEOUT)
 
     def wait_until(self, holds: Callable[[StatusReply], bool]) -> StatusReply:
         """Wait until something holds of the status of the cluster."""

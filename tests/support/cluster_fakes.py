@@ -13,7 +13,7 @@ from typing import Self
 
 import zmq
 
-from shoal.cluster.protocol.messages import Assign, Assigned, Order, OrderReply
+from shoal.cluster.protocol.messages import Assign, Assigned, Join, Order, OrderReply
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
 
@@ -90,7 +90,7 @@ class FakeServer:
 
     def _run(self) -> None:
         try:
-            self.map = self.link.join(timeout=TIMEOUT, rank=self._rank, addresses=self._addresses).map
+            self.map = self.link.join(Join(rank=self._rank, addresses=self._addresses), TIMEOUT).map
             self.joined.set()
             while not self._stop.is_set():
                 order = self.link.next_order(0.02)

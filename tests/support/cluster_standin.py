@@ -13,7 +13,7 @@ import zmq
 
 from cluster_fakes import TIMEOUT, scheduler
 from shoal import _core
-from shoal.cluster.protocol.messages import Order, ReportStream
+from shoal.cluster.protocol.messages import Join, Order, ReportStream
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.assignment import ServerControl
@@ -29,7 +29,7 @@ class Server:
         self.error: Exception | None = None
         self._context = zmq.Context()
         self._link = SchedulerClient(address, "server")
-        slots = self._link.hello(timeout=TIMEOUT).slots
+        slots = self._link.hello(TIMEOUT).slots
         self.services = [_core.Service(slots) for _ in range(endpoints)]
         for service in self.services if slot_memory is not None else ():
             service.set_memory(slot_memory)
@@ -43,7 +43,7 @@ class Server:
     def _run(self) -> None:
         try:
             addresses = tuple(loop.address for loop in self._loops)
-            where = self._link.join(timeout=TIMEOUT, rank=self._rank, addresses=addresses).map
+            where = self._link.join(Join(rank=self._rank, addresses=addresses), TIMEOUT).map
             control = ServerControl(dict(zip(addresses, self.services, strict=True)), self._link.sender)
             control.set_map(where)
             while not self._stop.is_set():

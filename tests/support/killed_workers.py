@@ -14,6 +14,7 @@ from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
 from shoal.cli import cluster_status
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.worker.cluster_store import ClusterStore
 
 SERVERS = 2
@@ -72,7 +73,7 @@ def work(
         store._scheduler.close()
         declare_dead(made.scheduler, "worker", rank)
         with SchedulerClient(made.address, "observer") as observer:
-            status = observer.status(timeout=TIMEOUT)
+            status = observer.call(GetStatus(), StatusReply, TIMEOUT)
         (why,) = [one.why for one in status.job.awaited if one.rank == rank]
         assert f"worker {rank} (" in why
         assert "it waits for a replacement for" in cluster_status._text(made.address, status)

@@ -96,13 +96,17 @@ def run(options: Cluster) -> Answer:
         raise ValueError(f"--watch is for status: remove it from {options.action}")
     if options.action == "status":
         return _status(options) if options.watch is None else _watch(options)
+    from shoal.cluster.protocol.messages import AcceptedReply, Drain, Rebalance, StopCluster
+    from shoal.cluster.protocol.status import GetStatus, StatusReply
+
     with _connect(options) as client:
         if options.action == "drain":
-            text = client.drain(options.server or 0, timeout=options.timeout)
+            command: Drain | Rebalance | StopCluster = Drain(options.server or 0)
         elif options.action == "rebalance":
-            text = client.rebalance(by=options.by or "slots", timeout=options.timeout)
+            command = Rebalance.of(options.by or "slots", client.call(GetStatus(), StatusReply, options.timeout))
         else:
-            text = client.stop_cluster(timeout=options.timeout)
+            command = StopCluster()
+        text = client.call(command, AcceptedReply, options.timeout).text
     return Answer(text, {"text": text})
 
 
@@ -116,10 +120,10 @@ def _connect(options: Cluster) -> SchedulerClient:
 
 
 def _status(options: Cluster) -> Answer:
-    from shoal.cluster.protocol.status import as_dict
+    from shoal.cluster.protocol.status import GetStatus, StatusReply, as_dict
 
     with _connect(options) as client:
-        status = client.status(timeout=options.timeout)
+        status = client.call(GetStatus(), StatusReply, options.timeout)
     return Answer(_text(options.address, status), as_dict(status), FAILED if status.lost else 0)
 
 

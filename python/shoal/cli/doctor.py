@@ -166,6 +166,7 @@ def _cluster(address: str, keys: Keys | None, timeout: float) -> list[Finding]:
     from shoal.cluster.protocol.address import split
     from shoal.cluster.protocol.reachability import reach
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
+    from shoal.cluster.protocol.status import GetStatus, StatusReply
     from shoal.errors import ShoalError
     from shoal.tools.doctor import Finding
 
@@ -178,7 +179,7 @@ def _cluster(address: str, keys: Keys | None, timeout: float) -> list[Finding]:
         return [Finding(topic="scheduler", level="problem", text=text, remedy=remedy)]
     try:
         with SchedulerClient(address, "observer", keys=keys) as client:
-            status = client.status(timeout=timeout)
+            status = client.call(GetStatus(), StatusReply, timeout)
     except ShoalError as error:
         remedy = f"start it with --bind, open port {port} of {host} in the firewall, pass --curve to both or to neither"
         return [Finding(topic="scheduler", level="problem", text=str(error).partition(": is it")[0], remedy=remedy)]

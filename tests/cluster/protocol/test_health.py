@@ -26,6 +26,7 @@ from shoal.cli import main
 from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol import metrics as metrics_of
 from shoal.cluster.protocol.health import _MAX_CONNECTIONS, _MAX_REPLIES, HealthServer, parse_listen
+from shoal.cluster.protocol.messages import Leave, LeaveReply
 from shoal.cluster.protocol.metrics import Durations
 from shoal.cluster.protocol.slot_map import Arc, ClusterMap, Endpoint, Stream
 from shoal.cluster.server.assignment import ServerControl
@@ -237,7 +238,7 @@ def test_a_scheduler_is_ready_when_all_servers_have_joined_and_none_is_lost():
             assert first.joined.wait(TIMEOUT)
             assert second.joined.wait(TIMEOUT)
             until(lambda: one.unready() == ())
-            second.link.leave(timeout=TIMEOUT)
+            second.link.call(Leave(), LeaveReply, TIMEOUT)
             (why,) = until(one.unready)
             assert "is lost with its rows" in why
 

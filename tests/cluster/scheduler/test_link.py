@@ -30,9 +30,11 @@ from shoal.cluster.protocol.messages import (
     GetMapReply,
     GetMetrics,
     HelloReply,
+    JobConsistency,
     Join,
     JoinReply,
     Leave,
+    LeaveReply,
     ListTables,
     ListTablesReply,
     MetricsReply,
@@ -45,6 +47,7 @@ from shoal.cluster.protocol.messages import (
     encode,
 )
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.errors import ClosedError, DeadlineExceededError, NotConnectedError, ProtocolError, ServerLostError
 from wires import Faults
@@ -67,11 +70,11 @@ def test_an_error_in_figures_for_displays_ends_no_connection(kind, caplog):
         scheduler(1, heartbeat=0.1) as cluster,
         SchedulerClient(cluster.address, "reader", figures=figures) as link,
     ):
-        link.hello(timeout=TIMEOUT)
+        link.hello(TIMEOUT)
         deadline = time.monotonic() + TIMEOUT
         while len(calls) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert link.status(timeout=TIMEOUT).cluster == link.welcome.cluster
+        assert link.call(GetStatus(), StatusReply, TIMEOUT).cluster == link._welcome.cluster
         assert link.fault is None
     assert len(calls) >= 3
     assert "this reader reports no figures for displays: " in caplog.text
@@ -82,7 +85,7 @@ def test_the_end_of_a_context_ends_a_connection_without_a_word():
     with scheduler(1) as cluster:
         context = zmq.Context()
         link = SchedulerClient(cluster.address, "reader", context=context)
-        link.hello(timeout=TIMEOUT)
+        link.hello(TIMEOUT)
         context.term()
         link.wait_for_end(TIMEOUT)
         assert isinstance(link.fault, NotConnectedError)
@@ -99,7 +102,7 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
         ThreadPoolExecutor(2) as pool,
     ):
         both = [
-            pool.submit(link.join, timeout=TIMEOUT, workers=2, rank=rank, consistency=shoal.SSP(3))
+            pool.submit(link.join, Join(rank, workers=2, rules=JobConsistency.of(shoal.SSP(3))), TIMEOUT)
             for link, rank in ((one, 1), (two, 0))
         ]
         joined = [waiting.result() for waiting in both]
@@ -107,15 +110,15 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
         assert joined[0].map == joined[1].map
         assert joined[0].job == joined[1].job
         assert [(run[0], run[1], run.endpoint.server) for run in joined[0].map.runs] == [(0, 512, 0), (512, 1024, 1)]
-        table = one.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table")
+        table = one.call(CreateTable(FORM), TableReply, timeout=TIMEOUT)
         assert table == TableReply(0, FORM)
-        assert two.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table") == table
-        waiting = pool.submit(one.call, Barrier("end"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
+        assert two.call(CreateTable(FORM), TableReply, timeout=TIMEOUT) == table
+        waiting = pool.submit(one.call, Barrier("end"), BarrierReply, timeout=TIMEOUT)
         assert not waiting.done()
-        two.call(Barrier("end"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
+        two.call(Barrier("end"), BarrierReply, timeout=TIMEOUT)
         waiting.result()
-        one.leave(timeout=TIMEOUT)
-        two.leave(timeout=TIMEOUT)
+        one.call(Leave(), LeaveReply, TIMEOUT)
+        two.call(Leave(), LeaveReply, TIMEOUT)
     orders = [order.body for order in first.orders]
     assert [type(order) for order in orders] == [StartJob, AddTable, Fence, Dismiss, Fence, Dismiss]
     assert orders[0].incarnations == (1, 1)
@@ -125,9 +128,9 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
 def test_who_misses_others_at_the_deadline_is_told_which_ones():
     with scheduler(2) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
         until(lambda: any(server.inside for server in cluster.membership._peers.servers.values()))
-        link.hello(timeout=TIMEOUT)
+        link.hello(TIMEOUT)
         with pytest.raises(DeadlineExceededError, match="1 of 2 servers have joined"):
-            link.join(timeout=3.0, consistency=shoal.BSP())
+            link.join(Join(rules=JobConsistency.of(shoal.BSP())), 3.0)
         with FakeServer(cluster.address) as other:
             assert other.joined.wait(TIMEOUT)
 
@@ -146,19 +149,19 @@ def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_h
             address = cluster.address
             server = ends.enter_context(FakeServer(address))
             link = ends.enter_context(SchedulerClient(address, "worker", on_fault=faults.append))
-            link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+            link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
             cluster._membership.stop = lambda now: []  # it dies: nobody is told
         with scheduler(1, bind=address) as anew:
             until(lambda: anew.refused().get("unknown", 0) > 3)
             with pytest.raises(NotConnectedError, match="it was restarted since"):
-                link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
+                link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT)
             link.check()
             server.link.check()
             assert (server.error, faults) == (None, [])
             assert anew.membership.workers == {}
             with FakeServer(address) as fresh, SchedulerClient(address, "worker") as late:  # another cluster
                 assert fresh.joined.wait(TIMEOUT)
-                late.join(timeout=TIMEOUT, consistency=shoal.BSP())
+                late.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
             anew._membership.stop = lambda now: []
     lines = [record.getMessage() for record in caplog.records]
     assert sum("was restarted and does not know this server any more" in line for line in lines) == 1
@@ -172,14 +175,14 @@ def test_a_stopped_scheduler_tells_everybody():
         scheduler(1) as cluster,
         SchedulerClient(cluster.address, "worker", on_event=events.append, on_fault=faults.append) as link,
     ):
-        link.hello(timeout=TIMEOUT)
+        link.hello(TIMEOUT)
         cluster.stop()
         until(lambda: link.fault)
         assert link.stopped
         assert [type(event).__name__ for event in events] == ["SchedulerStopped"]
         assert faults == [link.fault]
         with pytest.raises(NotConnectedError, match="was stopped"):
-            link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
+            link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT)
 
 
 def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
@@ -190,9 +193,10 @@ def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
         SchedulerClient(cluster.address, "worker") as two,
         ThreadPoolExecutor(3) as pool,
     ):
-        joins = [pool.submit(link.join, timeout=TIMEOUT, workers=2, consistency=shoal.ASP()) for link in (one, two)]
+        wanted = Join(workers=2, rules=JobConsistency.of(shoal.ASP()))
+        joins = [pool.submit(link.join, wanted, TIMEOUT) for link in (one, two)]
         assert sorted(join.result().rank for join in joins) == [0, 1]
-        waiting = pool.submit(one.call, Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
+        waiting = pool.submit(one.call, Barrier("b"), BarrierReply, timeout=TIMEOUT)
         server.die()
         with pytest.raises(
             ServerLostError, match=r"server 0 at tcp://127\.0\.0\.1:\d+ .* is lost .* process has ended"
@@ -200,7 +204,7 @@ def test_a_lost_server_ends_a_wait_at_once_and_every_call_after_it():
             waiting.result()
         until(lambda: two.fault is not None)  # before that the scheduler lets it leave
         with pytest.raises(ServerLostError):
-            two.leave(timeout=TIMEOUT)
+            two.call(Leave(), LeaveReply, TIMEOUT)
 
 
 @pytest.mark.slow
@@ -214,7 +218,7 @@ def test_a_server_that_a_worker_cannot_reach_is_named_with_the_remedy():
         server._socket.close(0)
         until(lambda: try_out(server._addresses[0], 1.0) is not None)
         with pytest.raises(NotConnectedError, match=r"server 0 cannot be reached from here .* --advertise HOST"):
-            link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+            link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         until(lambda: not cluster.membership.workers)  # it left
 
 
@@ -252,28 +256,28 @@ def test_what_comes_by_another_protocol_is_counted_and_the_log_has_one_line_of_i
             until(lambda: cluster.refused().get("garbage", 0) >= 100)
         assert server.joined.wait(TIMEOUT)
         with SchedulerClient(cluster.address, "worker") as link:
-            link.join(timeout=TIMEOUT, consistency=shoal.BSP())
-            figures = link.call(GetMetrics(), MetricsReply, timeout=TIMEOUT, doing="asking")
+            link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
+            figures = link.call(GetMetrics(), MetricsReply, timeout=TIMEOUT)
             assert figures.scheduler["garbage"] >= 100
     assert sum("the protocol of ZeroMQ 2" in record.getMessage() for record in caplog.records) <= 2
 
 
 def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_scheduler_goes_on(caplog, monkeypatch):
     with scheduler(1) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
-        link.hello(timeout=TIMEOUT)
+        link.hello(TIMEOUT)
         for bad in (Join(rank=2**70), Join(workers=2**40), Barrier("bad\ud800")):
             with pytest.raises(ValueError, match="the scheduler"):
                 link.ask(bad)
         monkeypatch.setattr("shoal.cluster.protocol.scheduler_client.checked", lambda body: body)
         with pytest.raises(ValueError, match=r"workers = 1099511627776: Expected"):
-            link.call(Join(workers=2**40), JoinReply, timeout=TIMEOUT, doing="joining")
+            link.call(Join(workers=2**40), JoinReply, timeout=TIMEOUT)
         with pytest.raises(ValueError, match="from 1 to 16384 workers, got workers=100000000"):
-            link.join(timeout=TIMEOUT, workers=10**8, consistency=shoal.BSP())
+            link.join(Join(workers=10**8, rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         monkeypatch.setattr(cluster.membership._jobs, "barrier", lambda *_: 1 / 0)
-        link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         with pytest.raises(ProtocolError, match="caused an internal error: ZeroDivisionError"):
-            link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
-        assert link.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table") == TableReply(0, FORM)
+            link.call(Barrier("b"), BarrierReply, timeout=TIMEOUT)
+        assert link.call(CreateTable(FORM), TableReply, timeout=TIMEOUT) == TableReply(0, FORM)
         refused = cluster.refused()
         assert (refused["invalid"], refused["failed"]) == (1, 1)
     assert sum("ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
@@ -294,7 +298,7 @@ def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_
                 router.send_multipart([route, *frames])
             until(lambda: link._refusal)
             with pytest.raises(DeadlineExceededError, match="the other side refuses: no version 9 here"):
-                link.call(GetMap(), GetMapReply, timeout=0.4, doing="asking for the map of slots")
+                link.call(GetMap(), GetMapReply, timeout=0.4)
             link.check()
 
 
@@ -303,7 +307,7 @@ def test_a_flood_of_messages_does_not_hide_that_a_worker_is_dead(monkeypatch):
     monkeypatch.setattr(Scheduler, "_receive", lambda self: receive(self) and False)  # there are always more
     with scheduler(1) as cluster, FakeServer(cluster.address):
         link = SchedulerClient(cluster.address, "worker", about="a worker\n\x1b[31mthat paints")
-        link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         assert "(a worker??[31mthat paints)" in str(list(cluster.membership.state.peers.values())[-1])
         link.close()
         running = cluster.membership
@@ -327,7 +331,7 @@ def test_a_peer_of_another_version_is_told_so():
 def test_a_closed_link_says_so_and_ends_the_calls_that_are_under_way():
     with scheduler(1) as cluster, ThreadPoolExecutor(1) as pool:
         link = SchedulerClient(cluster.address, "worker")
-        join = pool.submit(link.join, timeout=TIMEOUT, consistency=shoal.BSP())
+        join = pool.submit(link.join, Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         until(lambda: link._welcome is not None)
         link.close()
         with pytest.raises(ClosedError, match="was closed"):
@@ -342,13 +346,13 @@ def test_a_connection_that_breaks_is_made_anew_and_nobody_is_taken_for_another()
         SchedulerClient((wire := Wire(cluster.address)).address, "worker") as link,
         ThreadPoolExecutor(1) as pool,
     ):
-        joined = link.join(timeout=TIMEOUT, consistency=shoal.BSP())
+        joined = link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
         for _ in range(3):
             wire.break_off()
-            table = link.call(CreateTable(FORM), TableReply, timeout=TIMEOUT, doing="making a table")
+            table = link.call(CreateTable(FORM), TableReply, timeout=TIMEOUT)
             assert table == TableReply(0, FORM)
         wire.cut()
-        waiting = pool.submit(link.call, Barrier("b"), BarrierReply, timeout=TIMEOUT, doing="a barrier")
+        waiting = pool.submit(link.call, Barrier("b"), BarrierReply, timeout=TIMEOUT)
         until(lambda: wire.dropped)
         wire.break_off()
         wire.mend()
@@ -393,15 +397,15 @@ def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake
         FakeServer(cluster.address),
         SchedulerClient(cluster.address, "worker") as link,
     ):
-        link.join(timeout=TIMEOUT, consistency=shoal.ASP())
+        link.join(Join(rules=JobConsistency.of(shoal.ASP())), TIMEOUT)
         monkeypatch.setattr(Scheduler, "_send_frames", lose_some)
         asked = link.ask(CreateTable(FORM))
         until(lambda: lost)
         for _ in range(300):
-            link.call(GetMap(), GetMapReply, timeout=TIMEOUT, doing="asking for the map")
-        assert link.answer(asked, TableReply, timeout=TIMEOUT, doing="making a table") == TableReply(0, FORM)
+            link.call(GetMap(), GetMapReply, timeout=TIMEOUT)
+        assert link.answer(asked, TableReply, timeout=TIMEOUT) == TableReply(0, FORM)
         link.forget(asked)
-        link.call(GetMap(), GetMapReply, timeout=TIMEOUT, doing="asking for the map")
+        link.call(GetMap(), GetMapReply, timeout=TIMEOUT)
         (peer,) = [peer for peer in cluster.membership._peers.known.values() if peer.role == "worker"]
         assert len(peer.replies) <= 1  # what was answered is forgotten
 
@@ -421,12 +425,10 @@ def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_conn
         contextlib.closing(Changing(int(cluster.address.rsplit(":")[-1]), faults)) as wire,
         SchedulerClient(wire.address, "worker", **of["worker"]) as link,
     ):
-        link.hello(timeout=TIMEOUT)
+        link.hello(TIMEOUT)
         calls = 0
         while not faults.is_over:
-            assert link.call(
-                ListTables(), ListTablesReply, timeout=TIMEOUT, doing="asking for tables"
-            ) == ListTablesReply(())
+            assert link.call(ListTables(), ListTablesReply, timeout=TIMEOUT) == ListTablesReply(())
             calls += 1
         print(calls, faults.done, wire.connections)
         assert wire.connections > 5
@@ -435,10 +437,10 @@ def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_conn
 
 def test_a_damaged_message_is_dropped_as_one_that_was_lost():
     with scheduler(1) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
-        link.join(timeout=TIMEOUT, consistency=shoal.BSP())
-        send, damaged = link._sender, []
+        link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
+        send, damaged = link.sender, []
         asked = link.ask(GetMap())
-        assert isinstance(link.answer(asked, GetMapReply, timeout=TIMEOUT, doing="asking"), GetMapReply)
+        assert isinstance(link.answer(asked, GetMapReply, timeout=TIMEOUT), GetMapReply)
         with zmq.Context() as context, context.socket(zmq.DEALER) as stray:
             stray.setsockopt(zmq.LINGER, 0)
             stray.connect(cluster.address)

@@ -35,8 +35,9 @@ from shoal.base.interrupts import held_back
 from shoal.base.sizes import memory_bytes
 from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import Process, ProcessFailedError, end_all
+from shoal.cluster.protocol.messages import AcceptedReply, Drain
 from shoal.cluster.protocol.reports import Drained, Joined, Report, ServerDied, WorkerDied, pid_of
-from shoal.cluster.protocol.status import as_dict
+from shoal.cluster.protocol.status import GetStatus, StatusReply, as_dict
 from shoal.cluster.scheduler.journal import Journal
 from shoal.config import SchedulerConfig, ServerConfig
 from shoal.errors import DeadlineExceededError, NotConnectedError, ServerLostError, ShoalError
@@ -296,12 +297,12 @@ class Supervisor(ABC):
     def status(self, *, timeout: float = 60.0) -> dict[str, Any]:
         """Return the status of the cluster, as ``store.cluster()`` of a connected worker does."""
         with self._client() as client:
-            return as_dict(client.status(timeout=timeout))
+            return as_dict(client.call(GetStatus(), StatusReply, timeout))
 
     def drain(self, server: int, *, timeout: float = 60.0) -> str:
         """Request that the slots of a server, by its rank, move to the others, and that it then ends."""
         with self._client() as client:
-            return client.drain(server, timeout=timeout)
+            return client.call(Drain(server), AcceptedReply, timeout).text
 
     # ---- ending ------------------------------------------------------------------------------------------------------
 

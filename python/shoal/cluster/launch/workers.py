@@ -32,6 +32,7 @@ from shoal.cluster.launch.child import ChildProcess, Process, end_all, exit_stat
 from shoal.cluster.launch.supervisor import PATIENCE_SECONDS, Supervisor
 from shoal.cluster.protocol.address import is_loopback, join_address, split
 from shoal.cluster.protocol.environment import PORT, ProcessIdentity
+from shoal.cluster.protocol.messages import Leave, LeaveReply
 from shoal.cluster.protocol.reports import process_name
 from shoal.config import SchedulerConfig, ServerConfig
 from shoal.errors import ShoalError, WorkerLostError
@@ -303,7 +304,7 @@ def run_member(
     keys = None if server.curve is None else Keys.load(server.curve, "worker")
     about = f"worker {rank} ({process_name()})"
     with SchedulerClient(address, "launcher", about=about, keys=keys) as client:
-        client.hello(timeout=server.timeout)
+        client.hello(server.timeout)
         ended: TimedQueue[Process] = TimedQueue()
         patience = PATIENCE_SECONDS
         children: list[Process] = []
@@ -318,12 +319,12 @@ def run_member(
         except KeyboardInterrupt as interrupt:
             patience = 0.0
             _forward(interrupt, children, grace, warn)
-            client.leave(timeout=server.timeout, status=0)  # not a failure: the scheduler waits for the others
+            client.call(Leave(), LeaveReply, server.timeout)  # not a failure: the scheduler waits for the others
             raise
         finally:
             end_all(children, patience)
         (child,) = children
         if client.fault is not None:
             return 1, str(client.fault)
-        client.leave(timeout=server.timeout, status=exit_status(child))
+        client.call(Leave(exit_status(child)), LeaveReply, server.timeout)
     return exit_status(child), ""

@@ -47,12 +47,14 @@ from shoal.base.decoders import msgpack_decoder
 from shoal.cluster.protocol.records import Command, Event, OrderBody, Record, ReplyBody, RequestBody, union_of
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply  # noqa: F401 - kinds of messages
+from shoal.consistency import Consistency
 from shoal.errors import ProtocolError
 from shoal.table.spec import TableRecord
 
 VERSION = 8
 GRACE_SECONDS = 60.0  # that a process continues while the scheduler is silent, unless it is started otherwise
 MAX_WORKERS = 1 << 14  # of a job; one thread receives the heartbeats of all
+_BALANCED = ("slots", "rows", "bytes", "load")
 MAX_OPEN_REQUESTS = 1024  # unanswered requests of a process
 _MAGIC = b"SHOALCTL"
 _PREAMBLE = _MAGIC + struct.pack("<H", VERSION)
@@ -83,6 +85,11 @@ class JobConsistency(Record, frozen=True):
     def __post_init__(self) -> None:
         if (self.waits and self.mode != "ssp") or (self.mean and self.mode != "bsp"):
             raise ValueError(f"{self.mode} takes neither waits={self.waits} nor mean={self.mean}")
+
+    @classmethod
+    def of(cls, consistency: Consistency) -> JobConsistency:
+        """Return that of a worker."""
+        return cls(consistency.mode, consistency.waits, consistency.mean)
 
     def __str__(self) -> str:
         if self.mode == "bsp":
@@ -329,6 +336,13 @@ class Rebalance(Command, frozen=True, tag="rebalance"):
 
     doing: ClassVar[str] = "asking the scheduler to even out the slots"
     weights: Annotated[tuple[_Count, ...], Meta(max_length=1 << 16)] = ()
+
+    @classmethod
+    def of(cls, by: str, status: StatusReply) -> Rebalance:
+        """Return the request for equal sums of the "slots", "rows", "bytes" or "load" of the arcs."""
+        if by not in _BALANCED:
+            raise ValueError(f"slots are not evened out by {by!r}: pass one of {', '.join(_BALANCED)}")
+        return cls(() if by == "slots" else tuple(getattr(arc, by) for arc in status.arcs))
 
 
 class StopCluster(Command, frozen=True, tag="stop-cluster"):

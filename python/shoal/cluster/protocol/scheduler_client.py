@@ -3,12 +3,9 @@
 One thread owns the socket. It sends heartbeats, sends unanswered requests again, and receives events; requests come
 from any thread, which waits for the reply.
 
-Over 600 lines: one thread and its callers share the state of one connection.
-
     hello     checks versions, returns the settings of the cluster
     join      makes this process a member; returns its rank and the map
-    call      sends a request and returns its reply
-    leave     leaves the cluster; without it, the scheduler waits until the process counts as dead
+    call      sends a request and returns its reply; `ask`, `answer` and `forget` are its parts
 
 Invariants
   L1  A call ends with its reply, with an error, or at its deadline.
@@ -35,7 +32,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import zmq
 
@@ -47,22 +44,17 @@ from shoal.cluster.protocol.errors import FATAL_ERRORS, copy_error, error_of
 from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_OPEN_REQUESTS,
-    AcceptedReply,
-    ArcLoad,
     Assign,
     Assigned,
     CloseStreams,
-    Drain,
     ErrorReply,
     Events,
     Figures,
     GetMap,
     GetMapReply,
-    HandOver,
     Heartbeat,
     Hello,
     HelloReply,
-    JobConsistency,
     Join,
     JoinReply,
     Leave,
@@ -73,13 +65,10 @@ from shoal.cluster.protocol.messages import (
     OrderReply,
     PeerRefusedError,
     PendingReply,
-    Rebalance,
     Reply,
     Request,
     SchedulerStopped,
     ServerGone,
-    StopCluster,
-    StreamProgress,
     StreamsClosed,
     checked,
     checked_figures,
@@ -90,8 +79,6 @@ from shoal.cluster.protocol.records import Event, ReplyBody, RequestBody
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.reports import process_name
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.protocol.status import GetStatus, StatusReply
-from shoal.consistency import Consistency
 from shoal.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -108,7 +95,6 @@ _LEAVE_SECONDS = 2.0  # for an abandoned connection to leave
 _RESEND_SECONDS = 1.0  # until a request is sent again
 _MAX_UNSENT = 64  # messages that wait for a connection
 _SILENCE_MS = 3000
-_BALANCED = ("slots", "rows", "bytes", "load")
 _PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
 _PROBE_AGAIN_SECONDS = 0.1
 
@@ -126,9 +112,17 @@ class PendingRequest:
     reply: ReplyBody | None = None
     answered: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def doing(self) -> str:
+        """Describe it to users."""
+        return self.body.doing.format(self.body)
+
 
 class SchedulerClient:
-    """A connection to the scheduler. A context manager that closes itself, without leaving."""
+    """A connection to the scheduler. A context manager that closes itself, without leaving.
+
+    ``beat`` returns further fields of heartbeats; an error of ``figures``, which they report for displays, is logged.
+    """
 
     def __init__(
         self,
@@ -141,34 +135,30 @@ class SchedulerClient:
         grace: float | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         keys: Keys | None = None,
-        clock: Callable[[], int] = lambda: 0,
-        progress: Callable[[], tuple[StreamProgress, ...]] = tuple,
-        loads: Callable[[], tuple[ArcLoad, ...]] = tuple,
+        beat: Callable[[], dict[str, Any]] = dict,
         figures: Callable[[], Figures | None] = lambda: None,
     ) -> None:
         split(address)
+        self.address = address
+        self.sender = secrets.token_bytes(16)  # the name of this process in its messages
+        self.fault: ShoalError | None = None  # the first fatal error
+        self.stopped = False  # whether the scheduler was stopped, which ends the cluster
         self._secure = None if keys is None else keys.client_of("scheduler")
-        self._address = address
         self._role = role
         self._about = about or process_name()
         self._on_event = on_event
         self._on_fault = on_fault
-        self._clock = clock
-        self._progress = progress
-        self._loads = loads
+        self._beat = beat
         self._figures = figures
         self._grace = grace
         self._pid = os.getpid()
-        self._sender = secrets.token_bytes(16)
         self._own_context = context is None
         self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
-        self._lock = threading.Lock()  # guards _calls, _number, _outgoing, _fault, _open
+        self._lock = threading.Lock()  # guards _calls, _number, _outgoing, fault, _open
         self._calls: dict[int, PendingRequest] = {}
         self._number = 0
         self._outgoing: deque[Message] = deque()
-        self._fault: ShoalError | None = None
         self._open = True
-        self._stopped = False
         self._leaves = False
         self._orders: TimedQueue[Order | Assign | CloseStreams] = TimedQueue()
         # The thread's own.
@@ -176,6 +166,7 @@ class SchedulerClient:
         self._last_message = 0.0  # time of the last message; 0: none
         self._checked_at = time.monotonic()
         self._heartbeat_at = 0.0
+        self._interval = 1.0  # seconds between heartbeats
         self._seen = 0
         self._generation = 0  # of the scheduler: the greatest that was received
         self._refusals = Refusals(_log)
@@ -201,36 +192,9 @@ class SchedulerClient:
     # --- for any thread ---------------------------------------------------------------------------------------
 
     @property
-    def sender(self) -> bytes:
-        """The name of this process in its messages."""
-        return self._sender
-
-    @property
-    def address(self) -> str:
-        """The scheduler's address."""
-        return self._address
-
-    @property
-    def fault(self) -> ShoalError | None:
-        """The fatal error; None if there was none."""
-        return self._fault
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the scheduler was stopped, which ends the cluster."""
-        return self._stopped
-
-    @property
     def silent(self) -> float:
         """Seconds since the last message of the scheduler."""
         return time.monotonic() - self._last_message if self._last_message else float("inf")
-
-    @property
-    def welcome(self) -> HelloReply:
-        """The settings of the cluster."""
-        if self._welcome is None:
-            raise NotConnectedError(f"the scheduler at {self._address} has not answered yet")
-        return self._welcome
 
     def check(self) -> None:
         """Raise the fatal error if there is one."""
@@ -239,41 +203,24 @@ class SchedulerClient:
                 "this connection was made before a fork and belongs to the parent process: connect in the child, or "
                 "start children with the 'spawn' method"
             )
-        if self._fault is not None:
-            raise copy_error(self._fault)  # with its own traceback: the original would keep every caller's frames alive
+        if self.fault is not None:
+            raise copy_error(self.fault)  # with its own traceback: the original would keep every caller's frames alive
         if not self._open:
             raise _closed()
 
-    def hello(self, *, timeout: float) -> HelloReply:
-        """Send Hello; returns the settings of the cluster."""
-        return self.call(
-            Hello(self._role, self._about), HelloReply, timeout=timeout, doing="connecting to the scheduler"
-        )
+    def hello(self, timeout: float) -> HelloReply:
+        """Make this process known; returns the settings of the cluster."""
+        return self.call(Hello(self._role, self._about), HelloReply, timeout)
 
-    def join(
-        self,
-        *,
-        timeout: float,
-        rank: int | None = None,
-        addresses: tuple[str, ...] = (),
-        workers: int | None = None,
-        most: int = 0,
-        consistency: Consistency | None = None,
-        node: str = "",
-        spare: bool = False,
-        job: str = "",
-    ) -> JoinReply:
+    def join(self, join: Join, timeout: float) -> JoinReply:
         """Become part of the cluster; returns when all servers, and for a worker all workers, are there."""
         deadline = time.monotonic() + timeout
         if self._welcome is None:
-            self.hello(timeout=timeout)
-        rules = None if consistency is None else JobConsistency(consistency.mode, consistency.waits, consistency.mean)
-        body = Join(rank, addresses, workers, rules, node, spare, most, job)
+            self.hello(timeout)
         try:
-            joined = self.call(body, JoinReply, timeout=deadline - time.monotonic(), doing="joining the cluster")
+            joined = self.call(join, JoinReply, deadline - time.monotonic())
         except DeadlineExceededError:
-            with contextlib.suppress(ShoalError):
-                self.leave(timeout=_RESEND_SECONDS)
+            self._try_to_leave()
             raise
         if self._role == "worker":
             self.try_servers(joined.map, deadline - time.monotonic())
@@ -291,8 +238,7 @@ class SchedulerClient:
             server = next(endpoint.server for endpoint in map.endpoints if endpoint.address == address)
             left = until - time.monotonic()
             if left <= 0:
-                with contextlib.suppress(ShoalError):
-                    self.leave(timeout=_RESEND_SECONDS)
+                self._try_to_leave()
                 why = ", which only its own machine reaches" if is_loopback(split(address)[0]) else ""
                 raise NotConnectedError(
                     f"server {server} cannot be reached from here at {address} ({what}){why}: if it is running, start "
@@ -300,27 +246,30 @@ class SchedulerClient:
                     "reach"
                 )
             time.sleep(min(left, _PROBE_AGAIN_SECONDS))
-            map = self.call(GetMap(), GetMapReply, timeout=seconds, doing="asking for the map of slots").map
+            map = self.call(GetMap(), GetMapReply, seconds).map
 
-    def call(self, body: RequestBody, kind: type[Body], *, timeout: float, doing: str) -> Body:
-        """Send a request to the scheduler and wait for the reply."""
+    def _try_to_leave(self) -> None:
+        with contextlib.suppress(ShoalError):
+            self.call(Leave(), LeaveReply, _RESEND_SECONDS)
+
+    def call(self, body: RequestBody, kind: type[Body], timeout: float) -> Body:
+        """Send a request to the scheduler and wait for the reply, which is of this kind."""
         asked = self.ask(body)
         try:
-            return self.answer(asked, kind, timeout=timeout, doing=doing)
+            return self.answer(asked, kind, timeout)
         finally:
             self.forget(asked)
 
     def ask(self, body: RequestBody) -> PendingRequest:
-        """Send a request; :meth:`answer` waits for its reply, and may be repeated until :meth:`forget`."""
+        """Send a request without waiting for its reply: `answer` waits, and may be repeated until `forget`."""
         self.check()
         asked = PendingRequest(checked(body))
         with self._lock:
-            if self._fault is not None:
-                raise copy_error(self._fault)
+            if self.fault is not None:
+                raise copy_error(self.fault)
             if len(self._calls) >= MAX_OPEN_REQUESTS:
-                raise ShoalError(
-                    f"{MAX_OPEN_REQUESTS} requests to the scheduler are pending: wait for some of them first"
-                )
+                raise ShoalError(f"{MAX_OPEN_REQUESTS} requests to the scheduler are pending: wait for some first")
+            self._leaves = self._leaves or isinstance(body, Leave)
             self._number += 1
             asked.number = self._number
             self._calls[asked.number] = asked
@@ -332,88 +281,50 @@ class SchedulerClient:
         with self._lock:
             self._calls.pop(asked.number, None)
 
-    def answer(
-        self, asked: PendingRequest, kind: type[Body], *, timeout: float, doing: str, begun: float | None = None
-    ) -> Body:
-        """Wait for the reply to a request; parameters and errors are those of :meth:`call`.
+    def answer(self, asked: PendingRequest, kind: type[Body], timeout: float, *, begun: float | None = None) -> Body:
+        """Wait for the reply to a request.
 
         The timeout counts from ``begun`` on, by ``time.monotonic()``; default: from now on.
         """
         left = timeout if begun is None else begun + timeout - time.monotonic()
         if not asked.answered.wait(min(max(0.0, left), threading.TIMEOUT_MAX)):
-            raise self._too_late(asked, timeout, doing)
+            raise self._too_late(asked, timeout)
         reply = asked.reply
         if self._leaves and not isinstance(reply, kind):  # refused, since this process is no member any more
             raise _closed()
         if reply is None:
             self.check()
-            raise NotConnectedError(f"{doing}: the connection to the scheduler at {self._address} was closed")
+            raise NotConnectedError(f"{asked.doing}: the connection to the scheduler at {self.address} was closed")
         if isinstance(reply, ErrorReply):
             raise error_of(reply)
         if not isinstance(reply, kind):
-            raise ProtocolError(f"{doing}: the scheduler at {self._address} answers with {type(reply).__name__}")
+            raise ProtocolError(f"{asked.doing}: the scheduler at {self.address} answers with {type(reply).__name__}")
         return reply
 
-    def _too_late(self, call: PendingRequest, timeout: float, doing: str) -> ShoalError:
+    def _too_late(self, asked: PendingRequest, timeout: float) -> ShoalError:
+        scheduler = f"{asked.doing}: the scheduler at {self.address}"
         if not self._last_message:
-            if (unknown := unknown_host(self._address)) is not None:
-                return NotConnectedError(
-                    f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: {unknown}; check the address"
-                )
+            nobody = f"{asked.doing}: no scheduler answers at {self.address} in {timeout:g} s"
+            if (unknown := unknown_host(self.address)) is not None:
+                return NotConnectedError(f"{nobody}: {unknown}; check the address")
             keys = "does it require keys (curve=)?" if self._secure is None else "does it have the same keys?"
             return NotConnectedError(
-                f"{doing}: no scheduler answers at {self._address} in {timeout:g} s: is it running with --bind on this "
-                f"address, does a firewall block this machine, and {keys}"
+                f"{nobody}: is it running with --bind on this address, does a firewall block this machine, and {keys}"
             )
         if self._welcome is not None and self.silent > self._welcome.dead_after:
-            return NotConnectedError(
-                f"{doing}: the scheduler at {self._address} has been silent for {self.silent:.1f} s"
-            )
+            return NotConnectedError(f"{scheduler} has been silent for {self.silent:.1f} s")
         return DeadlineExceededError(
-            f"{doing} was not done in {timeout:g} s: "
-            f"{call.waits_for or self._refusal or 'the scheduler has not answered'} "
-            f"(scheduler {self._address}, last message {self.silent:.1f} s ago)"
+            f"{asked.doing} was not done in {timeout:g} s: "
+            f"{asked.waits_for or self._refusal or 'the scheduler has not answered'} "
+            f"(scheduler {self.address}, last message {self.silent:.1f} s ago)"
         )
-
-    def status(self, *, timeout: float) -> StatusReply:
-        """Return the status of the cluster; without :meth:`hello` as well."""
-        return self.call(GetStatus(), StatusReply, timeout=timeout, doing="asking for the status of the cluster")
-
-    def drain(self, server: int, *, timeout: float) -> str:
-        """Request that a server is emptied and ends; without :meth:`hello` as well."""
-        doing = f"asking the scheduler to drain server {server}"
-        return self.call(Drain(server), AcceptedReply, timeout=timeout, doing=doing).text
-
-    def rebalance(self, *, timeout: float, by: str = "slots") -> str:
-        """Request that slots move until all endpoints have about equally much; without :meth:`hello` as well."""
-        if by not in _BALANCED:
-            raise ValueError(f"slots are not evened out by {by!r}: pass one of {', '.join(_BALANCED)}")
-        arcs = () if by == "slots" else self.status(timeout=timeout).arcs
-        doing = "asking the scheduler to even out the slots"
-        body = Rebalance(tuple(getattr(arc, by) for arc in arcs))
-        return self.call(body, AcceptedReply, timeout=timeout, doing=doing).text
-
-    def stop_cluster(self, *, timeout: float) -> str:
-        """Request the end of the cluster; without :meth:`hello` as well."""
-        doing = "asking the scheduler to end the cluster"
-        return self.call(StopCluster(), AcceptedReply, timeout=timeout, doing=doing).text
-
-    def hand_over(self, *, timeout: float, returns: bool, begun: bool) -> None:
-        """Announce that this worker has handed over its state to the job that continues its own."""
-        doing = "handing over the state of this worker"
-        self.call(HandOver(returns, begun), AcceptedReply, timeout=timeout, doing=doing)
-
-    def leave(self, *, timeout: float, status: int = 0) -> None:
-        """Leave the cluster: the others do not wait for this process."""
-        self._leaves = True
-        self.call(Leave(status), LeaveReply, timeout=timeout, doing="leaving the cluster")
 
     def fail(self, error: ShoalError) -> None:
         """Have every call raise an error from now on; without effect after another fatal error."""
         with self._lock:
-            if self._fault is not None or not self._open:
+            if self.fault is not None or not self._open:
                 return
-            self._fault = error = _closed() if self._leaves else error
+            self.fault = error = _closed() if self._leaves else error
             calls = list(self._calls.values())
         if self._on_fault is not None:
             self._on_fault(error)
@@ -433,7 +344,7 @@ class SchedulerClient:
             try:
                 encode(done)
             except (OverflowError, TypeError, UnicodeEncodeError) as error:
-                done = OrderReply(self._sender, done.number, fault=f"the result cannot be sent: {error!a}")
+                done = OrderReply(self.sender, done.number, fault=f"the result cannot be sent: {error!a}")
         with self._lock:
             if isinstance(done, OrderReply):
                 self._done = done
@@ -476,7 +387,7 @@ class SchedulerClient:
         try:
             poller = zmq.Poller()
             poller.register(self._wake_read, zmq.POLLIN)
-            connection = Connection(self._context, poller, self._address, self._prepare, time.monotonic())
+            connection = Connection(self._context, poller, self.address, self._prepare, time.monotonic())
             while self._open and not self._has_left():
                 now = time.monotonic()
                 due = min(self._next_time(now), connection.open_at)
@@ -492,7 +403,7 @@ class SchedulerClient:
         except zmq.ContextTerminated:
             self.fail(NotConnectedError("the context of this connection was terminated"))
         except BaseException as error:  # a defect: fail the calls, since this thread ends
-            self.fail(NotConnectedError(f"the connection to the scheduler at {self._address} failed: {error!r}"))
+            self.fail(NotConnectedError(f"the connection to the scheduler at {self.address} failed: {error!r}"))
             raise
         finally:
             if connection is not None:
@@ -551,18 +462,16 @@ class SchedulerClient:
                 self._outgoing.append(self._done)
 
     def _next_time(self, now: float) -> float:
-        interval = 1.0 if self._welcome is None else self._welcome.heartbeat
         with self._lock:
             times = [call.resend_at for call in self._calls.values() if not call.answered.is_set()]
             if self._outgoing:
                 times.append(now)
-        return min([now + interval, self._heartbeat_at or now + interval, *times])
+        return min([now + self._interval, self._heartbeat_at or now + self._interval, *times])
 
     def _on_time(self, connection: Connection, now: float) -> None:
         if connection.open_at <= now:
             self._reopen(connection, now)
-        interval = 1.0 if self._welcome is None else self._welcome.heartbeat
-        missed = now - self._checked_at - interval
+        missed = now - self._checked_at - self._interval
         if missed > 0 and self._last_message:  # this process was stopped: that time is not silence of the scheduler
             self._last_message += missed
         self._checked_at = now
@@ -573,27 +482,23 @@ class SchedulerClient:
             for number, call in self._calls.items():
                 if call.resend_at <= now and not call.answered.is_set():
                     call.resend_at = now + _RESEND_SECONDS
-                    outgoing.append(Request(self._sender, number, call.body, self._number, open))
+                    outgoing.append(Request(self.sender, number, call.body, self._number, open))
         if self._welcome is not None and self._heartbeat_at <= now:
-            self._heartbeat_at = now + interval
-            beat = (self._clock(), self._progress(), self._loads(), self._figures_to_show())
-            outgoing.append(Heartbeat(self._sender, self._seen, *beat))
+            self._heartbeat_at = now + self._interval
+            figures = self._figures_to_show()
+            outgoing.append(Heartbeat(self.sender, self._seen, **self._beat(), figures=figures))
         for message in outgoing:
             if connection.socket is not None:
                 try:
                     connection.socket.send_multipart(encode(message), zmq.DONTWAIT)
                 except zmq.Again:  # full, or libzmq has ended the session
                     connection.drop("no message could be sent", now)
-        grace = self._grace
-        if grace is None:
-            grace = GRACE_SECONDS if self._welcome is None else self._welcome.grace
-        if self._last_message and now - self._last_message > grace:
-            self.fail(
-                NotConnectedError(
-                    f"the scheduler at {self._address} has been silent for {now - self._last_message:.1f} s: "
-                    "its process, its machine or the network has failed. Start the cluster again"
-                )
+        silent = now - self._last_message
+        if self._last_message and silent > (self._grace or GRACE_SECONDS):
+            text = (
+                f"the scheduler at {self.address} has been silent for {silent:.1f} s: its process, its machine or the"
             )
+            self.fail(NotConnectedError(f"{text} network has failed. Start the cluster again"))
 
     def _figures_to_show(self) -> Figures | None:
         """Return the figures for displays; None if there is an error in them: nothing else depends on them."""
@@ -608,10 +513,10 @@ class SchedulerClient:
             message = decode(frames)
         except MalformedMessageError as fault:
             if self._welcome is None:
-                self.fail(ProtocolError(f"the scheduler at {self._address}: {fault}"))
+                self.fail(ProtocolError(f"the scheduler at {self.address}: {fault}"))
                 return
             # The scheduler spoke this version before: a message was damaged, or another scheduler has replaced it.
-            self._refusals.add("unread", f"the scheduler at {self._address}: {fault}")
+            self._refusals.add("unread", f"the scheduler at {self.address}: {fault}")
             if isinstance(fault, PeerRefusedError):
                 self._last_message = time.monotonic()
                 self._refusal = str(fault)
@@ -643,18 +548,13 @@ class SchedulerClient:
         if message.generation == 0 and (is_error or (isinstance(message, Events) and not message.events)):
             return False
         if message.generation < self._generation:
-            self._refusals.add(
-                "outdated",
-                f"the scheduler at {self._address} sent {type(message).__name__} of generation {message.generation}, "
-                f"but generation {self._generation} has replaced it: end the older one",
-            )
+            kind, number = type(message).__name__, message.generation
+            text = f"the scheduler at {self.address} sent {kind} of generation {number}, but generation "
+            self._refusals.add("outdated", f"{text}{self._generation} has replaced it: end the older one")
             return True
         if message.generation > self._generation > 0:
-            _log.info(
-                "the scheduler at %s was started again from its journal (generation %d)",
-                self._address,
-                message.generation,
-            )
+            text = "the scheduler at %s was started again from its journal (generation %d)"
+            _log.info(text, self.address, message.generation)
         self._generation = message.generation
         return False
 
@@ -668,7 +568,7 @@ class SchedulerClient:
                 "the scheduler at %s was restarted and does not know this %s any more. Servers still serve, and "
                 "workers pull, push and save, but no worker, table or barrier can be added: save a checkpoint, then "
                 "start the whole cluster again",
-                self._address,
+                self.address,
                 self._role,
             )
         with self._lock:
@@ -679,8 +579,9 @@ class SchedulerClient:
             call.waits_for = body.text
             return
         if isinstance(body, HelloReply) and self._welcome is None:
-            self._welcome = body
-            self._seen = body.seen
+            self._welcome, self._seen, self._interval = body, body.seen, body.heartbeat
+            if self._grace is None:
+                self._grace = body.grace
         call.reply = body
         call.answered.set()
 
@@ -690,8 +591,8 @@ class SchedulerClient:
         if isinstance(event, ServerGone):
             self.fail(ServerLostError(event.text))
         elif isinstance(event, SchedulerStopped):
-            self._stopped = True
-            self.fail(NotConnectedError(f"the scheduler at {self._address} was stopped, and the cluster with it"))
+            self.stopped = True
+            self.fail(NotConnectedError(f"the scheduler at {self.address} was stopped, and the cluster with it"))
 
 
 def _closed() -> ClosedError:

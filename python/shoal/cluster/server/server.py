@@ -30,14 +30,15 @@ from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.protocol.messages import (
     AcceptedReply,
-    ArcLoad,
     CloseStreams,
     Drain,
     ErrorReply,
     Figures,
+    Join,
+    Leave,
+    LeaveReply,
     Order,
     ReportStream,
-    StreamProgress,
 )
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.refusals import Refusals
@@ -108,12 +109,11 @@ class Server:
                     grace=config.grace,
                     context=context,
                     keys=keys,
-                    progress=self._progress,
-                    loads=self._loads,
+                    beat=self._beat,
                     figures=lambda: self._figures,
                 )
             )
-            welcome = self._scheduler.hello(timeout=config.timeout)
+            welcome = self._scheduler.hello(config.timeout)
             self._silent_seconds = welcome.dead_after
             self._replicas = welcome.replicas
             self.cluster = welcome.cluster
@@ -138,13 +138,8 @@ class Server:
                 self._loops.append(loop)
                 reached = config.advertise or ("" if host in ("", "*") else host)
                 addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
-            joined = self._scheduler.join(
-                timeout=config.timeout,
-                rank=config.rank,
-                addresses=tuple(addresses),
-                node=self.node,
-                spare=config.spare,
-            )
+            wanted = Join(config.rank, tuple(addresses), node=self.node, spare=config.spare)
+            joined = self._scheduler.join(wanted, config.timeout)
             code.check(table.form for table in joined.tables)
             self.rank = joined.rank
             if tier is not None and space is not None:
@@ -240,7 +235,7 @@ class Server:
             if self._drains and self._has_failed_to_drain(self._drain_seconds or 0.0):
                 break
         with contextlib.suppress(ShoalError):
-            self._scheduler.leave(timeout=_LEAVE_SECONDS)
+            self._scheduler.call(Leave(), LeaveReply, _LEAVE_SECONDS)
 
     def _step(self, control: ServerControl) -> bool:
         """Execute what the scheduler sends, and send what follows; return False once the scheduler was stopped."""
@@ -296,11 +291,9 @@ class Server:
             self._reports.remove(report)
             self._scheduler.forget(report)
 
-    def _progress(self) -> tuple[StreamProgress, ...]:
-        return () if self._control is None else self._control.progress()
-
-    def _loads(self) -> tuple[ArcLoad, ...]:
-        return () if self._control is None else self._control.loads()
+    def _beat(self) -> dict[str, Any]:
+        control = self._control
+        return {} if control is None else {"streams": control.progress(), "arcs": control.loads()}
 
     def close(self) -> None:
         """End without leaving the cluster, which :meth:`run` does."""

@@ -34,12 +34,18 @@ from shoal.checkpoint.read import load as load_checkpoint
 from shoal.checkpoint.write import LocalSnapshotSet, SnapshotSet, TableSnapshot
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
+    AcceptedReply,
     Barrier,
     BarrierReply,
     CreateTable,
+    Drain,
     GetMetrics,
+    HandOver,
+    JobConsistency,
+    Join,
     JoinReply,
     MetricsReply,
+    Rebalance,
     SplitReply,
     TableReply,
     TakeSplit,
@@ -49,6 +55,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.records import Event
 from shoal.cluster.protocol.scheduler_client import PendingRequest
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.protocol.tasks import STALL_SECONDS
 from shoal.cluster.worker.cache import Cache, choose_cache
 from shoal.cluster.worker.cached_shard import CachedShard
@@ -171,14 +178,14 @@ class ClusterStore(ConnectedStore):
                 )
 
     def _join(self) -> tuple[Requests, int]:
-        self._joined: JoinReply = self._scheduler.join(
-            timeout=self._timeout,
-            rank=self._wanted_rank,
+        wanted = Join(
+            self._wanted_rank,
             workers=self._workers_wanted,
+            rules=JobConsistency.of(self._consistency),
             most=self._most_workers,
-            consistency=self._consistency,
             job=self._job_name,
         )
+        self._joined: JoinReply = self._scheduler.join(wanted, self._timeout)
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
         requests = Requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk)
@@ -279,7 +286,7 @@ class ClusterStore(ConnectedStore):
         self._check_usable()
         if self._cached:
             self.flush()  # what caches hold back belongs to this job
-        self._scheduler.hand_over(timeout=self._timeout, returns=returns, begun=begun)
+        self._scheduler.call(HandOver(returns, begun), AcceptedReply, self._timeout)
 
     @property
     def repeats(self) -> int:
@@ -353,7 +360,7 @@ class ClusterStore(ConnectedStore):
         Pulls and pushes continue meanwhile. Safe from any thread.
         """
         self._check_usable()
-        return self._scheduler.drain(server, timeout=self._timeout)
+        return self._scheduler.call(Drain(server), AcceptedReply, self._timeout).text
 
     def rebalance(self, by: str = "slots") -> str:
         """Request that slots move until all endpoints have about equal numbers of slots, or of what ``by`` names.
@@ -362,12 +369,11 @@ class ClusterStore(ConnectedStore):
         Pulls and pushes continue meanwhile. Safe from any thread.
         """
         self._check_usable()
-        return self._scheduler.rebalance(by=by, timeout=self._timeout)
+        status = self._scheduler.call(GetStatus(), StatusReply, self._timeout)
+        return self._scheduler.call(Rebalance.of(by, status), AcceptedReply, self._timeout).text
 
     def _get_metrics(self) -> MetricsReply:
-        return self._scheduler.call(
-            GetMetrics(), MetricsReply, timeout=self._timeout, doing="asking the servers for their metrics"
-        )
+        return self._scheduler.call(GetMetrics(), MetricsReply, self._timeout)
 
     # ---- clocks ------------------------------------------------------------------------------------------------------
 
@@ -413,8 +419,7 @@ class ClusterStore(ConnectedStore):
             return
         asked = self._open_barriers.pop(name, None) or self._scheduler.ask(Barrier(name))
         try:
-            doing = f"waiting for all workers at the {name}"
-            passed = self._scheduler.answer(asked, BarrierReply, timeout=timeout, doing=doing, begun=begun)
+            passed = self._scheduler.answer(asked, BarrierReply, timeout, begun=begun)
         except DeadlineExceededError:
             self._open_barriers[name] = asked
             raise
@@ -447,9 +452,7 @@ class ClusterStore(ConnectedStore):
             self.channel.drain(self._timeout)  # the pushes for the finished split have arrived
             self.channel.raise_unobserved()
             take = TakeSplit(number, count, digest, finished, reissue, self.clock)
-            found = self._scheduler.call(
-                take, SplitReply, timeout=self._timeout, doing="requesting a split of the data"
-            )
+            found = self._scheduler.call(take, SplitReply, self._timeout)
             finished = -1
             if found.split is not None:
                 yield found.split
@@ -475,9 +478,7 @@ class ClusterStore(ConnectedStore):
 
     def _find(self, spec: TableSpec) -> int:
         """Have the servers make a table, if they have not: its number."""
-        found = self._scheduler.call(
-            CreateTable(TableRecord.of(spec)), TableReply, timeout=self._timeout, doing=f"making table {spec.name!r}"
-        )
+        found = self._scheduler.call(CreateTable(TableRecord.of(spec)), TableReply, self._timeout)
         check_same(found.form.spec(), spec)
         self._name_table(found.id, spec.name)
         return found.id

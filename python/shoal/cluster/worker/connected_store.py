@@ -27,6 +27,8 @@ from shoal.cluster.protocol.messages import (
     GetMap,
     GetMapReply,
     HelloReply,
+    Leave,
+    LeaveReply,
     MapChanged,
     ServerGone,
 )
@@ -34,7 +36,7 @@ from shoal.cluster.protocol.metrics import WORKER, Values
 from shoal.cluster.protocol.records import Event
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.protocol.status import as_dict
+from shoal.cluster.protocol.status import GetStatus, StatusReply, as_dict
 from shoal.cluster.worker.channel import Channel
 from shoal.cluster.worker.requests import Requests
 from shoal.errors import ShoalError
@@ -145,13 +147,13 @@ class ConnectedStore(Store):
                 role,
                 on_event=_weakly(self._on_event),
                 on_fault=_weakly(self._on_fault),
-                clock=_clock_of(weakref.ref(self), turn),
+                beat=_clock_of(weakref.ref(self), turn),
                 figures=_figures_of(weakref.ref(self)),
                 context=context,
                 **secure_scheduler,
             )
         )
-        welcome: HelloReply = self._scheduler.hello(timeout=self._timeout)
+        welcome: HelloReply = self._scheduler.hello(self._timeout)
         identify_store(role, cluster=welcome.cluster)
         super().__init__(threads=threads, slots=welcome.slots)
         requests, clock = self._join()
@@ -208,7 +210,7 @@ class ConnectedStore(Store):
         Blocks for a round trip to the scheduler. Safe from any thread.
         """
         self._check_usable()
-        return as_dict(self._scheduler.status(timeout=self._timeout))
+        return as_dict(self._scheduler.call(GetStatus(), StatusReply, self._timeout))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait for all calls of this process: see :meth:`shoal.Store.flush`."""
@@ -231,7 +233,7 @@ class ConnectedStore(Store):
             finally:
                 self.channel.leave()
                 with contextlib.suppress(ShoalError):
-                    self._scheduler.leave(timeout=_LEAVE_SECONDS, status=int(failed or self.leaves_early))
+                    self._scheduler.call(Leave(int(failed or self.leaves_early)), LeaveReply, _LEAVE_SECONDS)
             if not failed:
                 self._check_left()
 
@@ -274,7 +276,7 @@ def ask_map(scheduler: SchedulerClient, timeout: float) -> ClusterMap:
 
     A channel's background thread repeats it while it needs a map, and must not be blocked for long.
     """
-    return scheduler.call(GetMap(), GetMapReply, timeout=timeout, doing="asking for the map of slots").map
+    return scheduler.call(GetMap(), GetMapReply, timeout).map
 
 
 _open_stores: weakref.WeakSet[ConnectedStore] = weakref.WeakSet()
@@ -321,11 +323,11 @@ def _weakly(method: Callable[[_Argument], None]) -> Callable[[_Argument], None]:
     return call
 
 
-def _clock_of(ref: weakref.ref[ConnectedStore], turn: Callable[[], bool]) -> Callable[[], int]:
-    def clock() -> int:
+def _clock_of(ref: weakref.ref[ConnectedStore], turn: Callable[[], bool]) -> Callable[[], dict[str, Any]]:
+    def clock() -> dict[str, Any]:
         turn()  # this thread is the one whose heartbeats keep the process alive to the scheduler
         store = ref()
-        return 0 if store is None or store._channel is None else store._channel.clock
+        return {} if store is None or store._channel is None else {"clock": store._channel.clock}
 
     return clock
 

@@ -158,9 +158,7 @@ class ReaderStore(ConnectedStore):
     # ---- tables ------------------------------------------------------------------------------------------------------
 
     def _found(self, name: str) -> TableReply:
-        reply = self._scheduler.call(
-            ListTables(), ListTablesReply, timeout=self._timeout, doing=f"looking for table {name!r}"
-        )
+        reply = self._scheduler.call(ListTables(), ListTablesReply, self._timeout)
         for table in reply.tables:
             if table.form.name == name:
                 return table
