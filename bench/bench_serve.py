@@ -116,11 +116,11 @@ def main() -> None:
                     connection.request("POST", "/predict", bodies[0])
                     answer = json.loads(connection.getresponse().read())["probabilities"]
                     connection.close()
-                    check(answer == model.predict_proba(batches[0]).tolist(), "an answer differs from the model's")
+                    check(answer == model.probabilities(batches[0]).tolist(), "an answer differs from the model's")
                     for clients in options.clients:
                         count, began = 0, time.perf_counter()
                         while time.perf_counter() - began < options.seconds / 3:
-                            model.predict_proba(batches[count % 64])
+                            model.probabilities(batches[count % 64])
                             count += 1
                         kernel = count * examples / (time.perf_counter() - began)
                         rate, taken = load(port, bodies, clients, options.seconds)

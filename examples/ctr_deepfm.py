@@ -66,7 +66,7 @@ def main() -> None:
         print(f"best      pass {best.number} of {len(model.history.passes)}, {rows:,} rows")
         print(f"valid     {best.valid}, GAUC {best.grouped.gauc:.4f}")
         first = next(iter(model.reading(shoal.read_csv(options.valid, **log))))
-        print("predicted", " ".join(f"{p:.3f}" for p in model.predict_proba(first)[:5]))
+        print("predicted", " ".join(f"{p:.3f}" for p in model.probabilities(first)[:5]))
 
 
 if __name__ == "__main__":

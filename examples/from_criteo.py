@@ -31,7 +31,7 @@ def use(log: Path, directory: Path, show: int) -> None:
     with shoal.LogisticRegression.load(directory) as model:
         print(f"validation      {model.evaluate(shoal.read_criteo(log))}")
         few = next(iter(shoal.read_criteo(log, batch_size=show)))
-        for label, probability in zip(few.labels, model.predict_proba(few), strict=True):
+        for label, probability in zip(few.labels, model.probabilities(few), strict=True):
             print(f"    {probability:6.1%} likely, {'clicked' if label else 'not clicked'}")
 
 

@@ -52,7 +52,7 @@ def use(frame: pd.DataFrame, directory: Path, label: str) -> None:
         schema = model.schema  # label, numeric columns, pairs: the model remembers
         print(f"validation      {model.evaluate(shoal.read_arrow(frame, **schema))}")
         unlabelled = frame.drop(columns=label).head(5)
-        scores = model.predict_proba(shoal.read_arrow(unlabelled.assign(**{label: 0}), **schema))
+        scores = model.probabilities(shoal.read_arrow(unlabelled.assign(**{label: 0}), **schema))
         print(unlabelled.assign(probability=scores).to_string(index=False))
 
 

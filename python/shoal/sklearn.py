@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.arrays import MatrixReader
-from shoal.metrics import probabilities
 from shoal.models import LogisticRegression, MulticlassRegression
 from shoal.models.multiclass import MultiClass
 from shoal.optim import FTRL
@@ -94,10 +93,10 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     def __init__(
         self,
         alpha: float = 0.1,
+        *,
         beta: float = 1.0,
         l1: float = 0.0,
         l2: float = 0.0,
-        *,
         epochs: int = 10,
         batch_size: int = 32,
         fit_intercept: bool = True,
@@ -273,11 +272,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             In the order of ``classes_``.
         """
         check_is_fitted(self)
-        if self._model.is_multiclass:
-            return self._model.predict_proba(self._rows(X))
-        # Each is computed from its own margin: 1 - p would lose small probabilities.
-        margins = self.decision_function(X)
-        return np.stack([probabilities(-margins), probabilities(margins)], axis=1)
+        return self._model.predict_proba(self._rows(X))
 
     @property
     def coef_(self) -> npt.NDArray[np.float32]:

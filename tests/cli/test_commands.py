@@ -173,7 +173,7 @@ def test_a_model_is_trained_evaluated_and_predicts(logs, model, capsys):
     assert "500 probabilities in p.txt" in capsys.readouterr().out
     written = [float(line) for line in Path("p.txt").read_text().splitlines()]
     with LogisticRegression.load(model) as loaded:
-        np.testing.assert_array_equal(written, loaded.predict_proba(shoal.read_libsvm(logs / "test.libsvm")))
+        np.testing.assert_array_equal(written, loaded.probabilities(shoal.read_libsvm(logs / "test.libsvm")))
     assert set(os.listdir()) == {"p.txt", "small"}
 
 

@@ -63,7 +63,7 @@ def test_one_worker_learns_what_a_local_store_learns_to_the_bit(kind, servers, e
                 losses,
                 [done.valid for done in model.history.passes],
                 rows_of(model),
-                model.predict_proba(batches[0]),
+                model.probabilities(batches[0]),
             )
 
     with shoal.local() as store:
@@ -230,11 +230,11 @@ def test_a_model_is_saved_by_one_worker_and_loaded_by_all(batches, tmp_path):
             if store.rank == 0:
                 model.save(tmp_path / "m")
             store.barrier()
-            return model.predict_proba(batches[0]).tobytes()
+            return model.probabilities(batches[0]).tobytes()
 
     def load(store):
         with shoal.LogisticRegression.load(tmp_path / "m", store=store) as model:
-            found = model.predict_proba(batches[0]).tobytes()
+            found = model.probabilities(batches[0]).tobytes()
             model.fit(batches[store.rank :: 2], progress=False)
             store.barrier()
             return found
@@ -244,7 +244,7 @@ def test_a_model_is_saved_by_one_worker_and_loaded_by_all(batches, tmp_path):
     with cluster(1, 2) as made:
         assert together(made.address, 2, load) == saved
     with shoal.LogisticRegression.load(tmp_path / "m") as model:
-        assert [model.predict_proba(batches[0]).tobytes()] * 2 == saved
+        assert [model.probabilities(batches[0]).tobytes()] * 2 == saved
 
 
 def test_what_several_workers_cannot_do_is_refused(batches):

@@ -77,7 +77,7 @@ def test_unlabelled_data_has_the_features_of_labelled_data_and_is_predicted_so(f
     expected = contents(reader(form, train, batch_size=70))
     with shoal.LogisticRegression() as model:
         model.fit(reader(form, train, batch_size=70), progress=False)
-        probabilities = model.predict_proba(reader(form, train)).tobytes()
+        probabilities = model.probabilities(reader(form, train)).tobytes()
         blank = {"blank": lambda i: "", "blank or not": lambda i: "" if i % 2 else "1"}
         for what, label in {**MISSING, **(blank if form in ("criteo", "csv", "tsv") else {})}.items():
             path = tmp_path / what
@@ -85,7 +85,7 @@ def test_unlabelled_data_has_the_features_of_labelled_data_and_is_predicted_so(f
             for threads in (1, 3):
                 data = reader(form, path, batch_size=70, reader_threads=threads)
                 assert contents(data.unlabelled()) == expected, what
-                assert model.predict_proba(data).tobytes() == probabilities
+                assert model.probabilities(data).tobytes() == probabilities
                 assert all(np.isnan(batch.labels).all() for batch in data.unlabelled())
                 assert data.skipped == 0
             with pytest.raises(ValueError, match=r"label|columns are needed|not there"):
@@ -132,7 +132,7 @@ def test_malformed_lines_are_malformed_without_labels_too_and_counted(tmp_path: 
             data = reader(form, path, on_error="skip")
             if form == "libsvm":
                 model.fit(data, progress=False)
-                assert len(model.predict_proba(data)) == ROWS
+                assert len(model.probabilities(data)) == ROWS
                 assert data.skipped == 1
             unlabelled = data.unlabelled()
             assert sum(map(len, unlabelled)) == ROWS, form

@@ -372,7 +372,7 @@ def test_texts_that_csv_has_for_missing_cells_are_missing_in_tables_that_its_mod
     with shoal.FactorizationMachine(dim=4) as model:  # whose unseen keys are not 0
         reader = shoal.read_csv(tmp_path / "x.csv", label="y", numeric=["n"], na_values=["?"])
         model.fit(reader, progress=False)
-        want = model.predict_proba(reader)[:3].tolist()
+        want = model.probabilities(reader)[:3].tolist()
         assert model.predict_proba(table)[:, 1].tolist() == want
         assert model.predict_proba(table.to_pandas())[:, 1].tolist() == want
         model.save(tmp_path / "m")

@@ -71,7 +71,7 @@ def test_columns_of_an_array_have_the_keys_of_libsvm_text(planted, tmp_path):
         model.fit(X, y, epochs=1, shuffle=False, progress=False)
         other.fit(reader, progress=False)
         assert model.table.digest() == other.table.digest()
-        assert model.predict_proba(reader).tolist() == other.predict_proba(X)[:, 1].tolist()
+        assert model.probabilities(reader).tolist() == other.predict_proba(X)[:, 1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_frame_has_the_keys_of_the_readers(ads, tmp_path):
         other.fit(shoal.read_csv(tmp_path / "ads.csv", **how), progress=False)
         assert model.schema | {"label": "click"} == how | {"categorical": ["site", "user"]} == other.schema
         assert model.table.digest() == other.table.digest()
-        text = other.predict_proba(shoal.read_csv(tmp_path / "ads.csv", **how))
+        text = other.probabilities(shoal.read_csv(tmp_path / "ads.csv", **how))
         assert model.predict_proba(ads)[:, 1].tolist() == text.tolist()  # the labels are passed over
         assert other.predict_proba(ads.drop(columns="click"))[:, 1].tolist() == text.tolist()
         X, y = ads.drop(columns="click"), ads["click"]
@@ -174,7 +174,7 @@ def test_weights_of_examples_and_of_classes_multiply(planted):
     ):
         rare.fit(batches, progress=False)
         plain.fit(batches, progress=False)
-        assert rare.predict_proba(batches)[0] > plain.predict_proba(batches)[0]
+        assert rare.probabilities(batches)[0] > plain.probabilities(batches)[0]
     for wrong, says in (
         ("balanced", "'balanced' counts the labels before the first batch"),
         ({2: 1.0}, "class_weight names the class 2: the classes are 0 and 1"),

@@ -69,7 +69,7 @@ def test_renamed_columns_are_an_error_that_names_them(ads):
         model.fit(shoal.read_csv("ads.csv", **HOW), progress=False)
         before = model.table.digest()
         for make in readers("renamed", renamed):
-            for call in (model.evaluate, model.predict_proba, lambda data: model.fit(data, progress=False)):
+            for call in (model.evaluate, model.probabilities, lambda data: model.fit(data, progress=False)):
                 with pytest.raises(ValueError, match=r"column '(site|user)' is not there: the columns are"):
                     call(make())
         assert model.table.digest() == before
@@ -112,7 +112,7 @@ def test_the_reader_of_the_caller_counts_the_passes(ads):
         model.fit(reader, progress=False)
         assert (reader.skipped, reader.progress()) == (1, 1.0)
         assert "categorical" not in reader.schema
-        model.predict_proba(reader)
+        model.probabilities(reader)
         assert reader.skipped == 1
 
 

@@ -212,7 +212,7 @@ def test_empty_examples_and_empty_batches_are_fine(rng):
             assert math.isnan(model.partial_fit(empty))
             assert model.partial_fit(bare) == pytest.approx(math.log(2))
             model.partial_fit(make_batch(rng, 10))
-            assert model.predict_proba(bare).shape == (3,)
+            assert model.probabilities(bare).shape == (3,)
 
 
 def test_predicting_creates_no_rows(rng):
@@ -220,7 +220,7 @@ def test_predicting_creates_no_rows(rng):
         model.partial_fit(make_batch(rng, 50))
         before = [(len(table), table.stats().step) for table in model.tables]
         unseen = Batch(np.zeros(1, np.float32), np.array([0, 2]), np.array([10**6, 10**7], np.uint64), None)
-        assert model.predict_proba(unseen).shape == (1,)
+        assert model.probabilities(unseen).shape == (1,)
         assert [(len(table), table.stats().step) for table in model.tables] == before
 
 

@@ -72,7 +72,7 @@ def test_two_features_by_hand():
         assert model.partial_fit(batch) == pytest.approx(math.log(2))
         assert model.table.pull(batch.keys).ravel().tolist() == [0.5, 1.0]  # lr (y - p) x
         assert model.decision_function(batch).tolist() == [2.5]
-        assert model.predict_proba(batch)[0] == pytest.approx(1 / (1 + math.exp(-2.5)), rel=1e-15)
+        assert model.probabilities(batch)[0] == pytest.approx(1 / (1 + math.exp(-2.5)), rel=1e-15)
 
 
 def test_a_batch_sums_its_gradients_and_makes_one_step():
@@ -151,7 +151,7 @@ def test_an_empty_batch_changes_nothing(rng):
         before = model.weights()
         model.partial_fit(empty)
         assert [a.tolist() for a in model.weights()] == [a.tolist() for a in before]
-        assert model.predict_proba(empty).shape == (0,)
+        assert model.probabilities(empty).shape == (0,)
 
 
 @pytest.mark.parametrize("size", [1, 64])
@@ -264,7 +264,7 @@ def test_a_reader_that_fails_leaves_what_was_learned(rng, tmp_path):
             model.fit(shoal.read_libsvm(path, batch_size=4), progress=False)
         assert model.examples == 20
         assert not model.history.passes[0].complete
-        assert model.predict_proba(shoal.read_libsvm(path, on_error="skip")).shape == (20,)
+        assert model.probabilities(shoal.read_libsvm(path, on_error="skip")).shape == (20,)
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_ctrl_c_stops_at_the_end_of_a_batch_and_leaves_a_whole_model(rng, tmp_pa
         assert model.table.stats().step == 5
         assert not model.history.passes[0].complete
         twin.fit(batches[:5], progress=False)
-        np.testing.assert_array_equal(model.predict_proba(batches[9]), twin.predict_proba(batches[9]))
+        np.testing.assert_array_equal(model.probabilities(batches[9]), twin.probabilities(batches[9]))
         model.save(tmp_path / "m")
 
 
@@ -326,7 +326,7 @@ def test_predicting_creates_no_rows_and_changes_no_weight(rng):
         model.partial_fit(make_batch(rng, 50))
         rows, step, weights = len(model.table), model.table.stats().step, model.weights()
         unseen = Batch(np.zeros(3, np.float32), np.arange(4), np.array([10**6, 10**7, 10**8], np.uint64), None)
-        p = model.predict_proba(unseen)
+        p = model.probabilities(unseen)
         model.evaluate(unseen)
         np.testing.assert_allclose(p, 1 / (1 + math.exp(-model.bias)))
         assert (len(model.table), model.table.stats().step) == (rows, step)
@@ -337,13 +337,13 @@ def test_predictions_of_a_reader_are_those_of_its_batches(rng):
     batch = make_batch(rng, 101)
     with LogisticRegression() as model:
         model.partial_fit(batch)
-        p = model.predict_proba(batch)
+        p = model.probabilities(batch)
         assert p.dtype == np.float64
         assert p.shape == (101,)
-        np.testing.assert_array_equal(model.predict_proba(cut(batch, 7)), p)
+        np.testing.assert_array_equal(model.probabilities(cut(batch, 7)), p)
         assert model.evaluate(cut(batch, 7)) == model.evaluate(batch)
         assert model.evaluate(batch) == measure(batch.labels, model.decision_function(batch))
-        assert model.predict_proba([]).shape == (0,)
+        assert model.probabilities([]).shape == (0,)
         with pytest.raises(ValueError, match="the data has no examples: nothing was measured"):
             model.evaluate([])
 
@@ -354,7 +354,7 @@ def test_predictions_of_a_reader_are_those_of_its_batches(rng):
 def test_misuse_is_explained(rng, tmp_path):
     batch = make_batch(rng, 10)
     with LogisticRegression() as model:
-        for call in (model.predict_proba, model.decision_function, model.evaluate):
+        for call in (model.probabilities, model.decision_function, model.evaluate):
             with pytest.raises(ValueError, match="not fitted yet: call fit"):
                 call(batch)
         with pytest.raises(
@@ -391,7 +391,7 @@ def test_labels_other_than_0_and_1_are_refused_and_nothing_is_learned(rng):
         model.partial_fit(make_batch(rng, 10))
         with pytest.raises(ValueError, match="0 or 1"):
             model.evaluate(wrong)
-        assert model.predict_proba(wrong).shape == (2,)
+        assert model.probabilities(wrong).shape == (2,)
 
 
 @pytest.mark.parametrize("indptr", [[0, 3, 1, 4], [0, -1, 2, 4], [0, 2**62, 2, 4]], ids=str)
@@ -400,7 +400,7 @@ def test_examples_whose_features_go_back_are_refused_and_nothing_is_learned(rng,
         model.partial_fit(make_batch(rng, 20))
         before, rows, step, seen = model.weights(), len(model.table), model.table.stats().step, model.examples
         labels, keys = np.array([0, 1, 0], np.float32), np.array([3, 1000, 1001, 7], np.uint64)
-        for call in (model.partial_fit, model.predict_proba, model.evaluate):
+        for call in (model.partial_fit, model.probabilities, model.evaluate):
             with pytest.raises(ValueError, match=r"indptr.*\d"):
                 call(Batch(labels, np.array(indptr, np.int64), keys, None))
         for a, b in zip(before, model.weights(), strict=True):
@@ -414,7 +414,7 @@ def test_data_of_another_format_than_the_models_is_refused(rng, tmp_path):
     criteo.write_text("1\t5" + "\t" * 38 + "\n")
     with LogisticRegression() as model:
         model.fit(shoal.read_libsvm(libsvm), progress=False)
-        for call in (model.fit, model.evaluate, model.predict_proba):
+        for call in (model.fit, model.evaluate, model.probabilities):
             with pytest.raises(ValueError, match="learned from libsvm data, its keys have no meaning for criteo"):
                 call(shoal.read_criteo(criteo))
         assert model.examples == 2
@@ -426,7 +426,7 @@ def test_a_closed_model_says_so(rng):
     model.close()
     model.close()
     with pytest.raises(shoal.errors.ClosedError):
-        model.predict_proba(make_batch(rng, 10))
+        model.probabilities(make_batch(rng, 10))
 
 
 def test_a_store_that_was_passed_in_stays_open_and_may_hold_two_models(rng):
@@ -435,6 +435,6 @@ def test_a_store_that_was_passed_in_stays_open_and_may_hold_two_models(rng):
         with LogisticRegression(store=store) as one, LogisticRegression(store=store, table="two") as two:
             one.partial_fit(batch)
             assert len(two.table) == 0
-        assert one.predict_proba(batch).shape == (100,)
+        assert one.probabilities(batch).shape == (100,)
         with pytest.raises(ValueError, match="'lr'"):
             LogisticRegression(shoal.SGD(), store=store)

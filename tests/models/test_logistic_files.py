@@ -53,7 +53,7 @@ def saved(batch, tmp_path):
 
 def predictions(directory, batch):
     with LogisticRegression.load(directory) as model:
-        return model.predict_proba(batch)
+        return model.probabilities(batch)
 
 
 def held(directory):
@@ -176,7 +176,7 @@ def test_a_store_with_other_slots_and_threads_reads_the_same_model(saved, batch)
     for threads, slots in [(1, 2), (2, 4096)]:
         with shoal.local(threads=threads, slots=slots) as store:
             model = LogisticRegression.load(saved, store=store)
-            np.testing.assert_array_equal(model.predict_proba(batch), expected)
+            np.testing.assert_array_equal(model.probabilities(batch), expected)
 
 
 def test_only_the_models_own_table_is_saved(batch, tmp_path):
@@ -205,7 +205,7 @@ def test_saving_again_replaces_the_model_and_leaves_nothing_behind(saved, batch)
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
         model.save(saved, overwrite=True)
-        np.testing.assert_array_equal(predictions(saved, batch), model.predict_proba(batch))
+        np.testing.assert_array_equal(predictions(saved, batch), model.probabilities(batch))
     assert held(saved) == ["checkpoint", "model.json"]
 
 
@@ -276,7 +276,7 @@ def test_the_first_save_killed_early_leaves_a_directory_that_can_be_saved_to(bat
     with LogisticRegression() as model:
         model.partial_fit(batch)
         model.save(tmp_path / "m")
-        np.testing.assert_array_equal(predictions(tmp_path / "m", batch), model.predict_proba(batch))
+        np.testing.assert_array_equal(predictions(tmp_path / "m", batch), model.probabilities(batch))
 
 
 def test_a_load_that_a_save_overtakes_reads_the_new_model(saved, batch, monkeypatch):
@@ -284,7 +284,7 @@ def test_a_load_that_a_save_overtakes_reads_the_new_model(saved, batch, monkeypa
     with LogisticRegression.load(saved) as model:
         model.partial_fit(batch)
         model.save(saved, overwrite=True)
-        expected = model.predict_proba(batch)
+        expected = model.probabilities(batch)
     answers = iter([old])
     whole = files.read
     monkeypatch.setattr(files, "read", lambda directory: next(answers, None) or whole(directory))
@@ -311,7 +311,7 @@ def test_names_are_kept_with_the_model_and_replaced_with_it(saved, batch, named)
         model.save(saved, names=named, overwrite=True)
         assert held(saved) == ["checkpoint", "model.json", "names.names"]
         assert models.load_names(saved) == named
-        expected = model.predict_proba(batch)
+        expected = model.probabilities(batch)
     np.testing.assert_array_equal(predictions(saved, batch), expected)
     with LogisticRegression.load(saved) as model:
         model.save(saved, overwrite=True)

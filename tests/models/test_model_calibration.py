@@ -45,15 +45,15 @@ def test_probabilities_go_through_the_map_that_was_fitted_and_come_true(method, 
         before = model.evaluate(fresh)
         expected = fit(raw, held_out.labels)
         assert model.calibrate([held_out], method) is model
-        assert np.allclose(model.predict_proba(held_out), expected.apply(raw), rtol=1e-12)
-        assert np.array_equal(model.predict_proba(held_out), probabilities(model.decision_function(held_out)))
+        assert np.allclose(model.probabilities(held_out), expected.apply(raw), rtol=1e-12)
+        assert np.array_equal(model.probabilities(held_out), probabilities(model.decision_function(held_out)))
         after = model.evaluate(fresh)
         assert abs(after.calibration - 1) < 0.1 < abs(before.calibration - 1)
         assert after.logloss < before.logloss
         assert abs(after.auc - before.auc) < 0.005
-        again = model.predict_proba(held_out)
+        again = model.probabilities(held_out)
         model.calibrate(held_out, method)  # from the margins, not from what was calibrated
-        assert np.array_equal(model.predict_proba(held_out), again)
+        assert np.array_equal(model.probabilities(held_out), again)
 
 
 def test_weights_of_held_out_examples_count():
@@ -62,8 +62,8 @@ def test_weights_of_held_out_examples_count():
         held_out.labels, held_out.indptr, held_out.keys, None, weights=1 + 4 * held_out.labels.astype(np.float32)
     )
     with fitted() as model:
-        plain = model.calibrate(held_out).predict_proba(held_out).mean()
-        assert model.calibrate(doubled).predict_proba(held_out).mean() > plain + 0.1
+        plain = model.calibrate(held_out).probabilities(held_out).mean()
+        assert model.calibrate(doubled).probabilities(held_out).mean() > plain + 0.1
 
 
 @pytest.mark.parametrize("method", ["isotonic", "platt"])
@@ -87,14 +87,14 @@ def test_what_cannot_be_calibrated_says_so_and_changes_nothing():
     nothing = shoal.Batch(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.uint64), None)
     with fitted() as model:
         model.calibrate(held_out, "platt")
-        before = model.predict_proba(held_out)
+        before = model.probabilities(held_out)
         with pytest.raises(ValueError, match="'isotonic' or 'platt'"):
             model.calibrate(held_out, "sigmoid")
         with pytest.raises(ValueError, match="0 examples"):
             model.calibrate(nothing)
         with pytest.raises(TypeError, match="is a path"):
             model.calibrate("day_1.tsv")
-        assert np.array_equal(model.predict_proba(held_out), before)
+        assert np.array_equal(model.probabilities(held_out), before)
     with shoal.LogisticRegression() as empty, pytest.raises(ValueError, match="not fitted yet"):
         empty.calibrate(held_out)
 

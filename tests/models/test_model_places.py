@@ -59,7 +59,7 @@ def save(place: StorageDir, label: int, **how: Any) -> None:
 def reported(place: StorageDir) -> int:
     """The label that a model tells; it must be whole."""
     with shoal.models.load(place) as model:
-        p = model.predict_proba(batch(0))
+        p = model.probabilities(batch(0))
     assert np.all(p == p[0]), "rows of two models"
     assert abs(p[0] - 0.5) > 0.01
     return int(p[0] > 0.5)
@@ -100,13 +100,13 @@ def test_a_model_on_s3_is_found_by_its_url_and_options(s3: str, tmp_path: Path) 
         model.fit([batch(1), batch(0)], valid=[batch(1)], progress=False)
         model.calibrate(batch(1), "platt")
         assert model.save(url, storage_options=how) == url
-        expected = model.predict_proba(batch(1))
+        expected = model.probabilities(batch(1))
         with shoal.FactorizationMachine.load(url, storage_options=how) as again:
-            assert np.array_equal(again.predict_proba(batch(1)), expected)
+            assert np.array_equal(again.probabilities(batch(1)), expected)
             assert again.history == model.history
         with shoal.FactorizationMachine(4) as another:
             assert another.restore(url, storage_options=how) is None
-            assert np.array_equal(another.predict_proba(batch(1)), expected)
+            assert np.array_equal(another.probabilities(batch(1)), expected)
     assert shoal.models.load_names(url, storage_options=how) is None
     with pytest.raises(ValueError, match=f"{url} is a factorization machine"):
         shoal.LogisticRegression.load(url, storage_options=how)
@@ -155,7 +155,7 @@ def test_a_cluster_saves_a_model_to_s3_and_loads_it(s3: str, tmp_path: Path) -> 
     assert reported(there) == 1
     with opened("connected", slots=16) as store:
         again = shoal.LogisticRegression.load(there, store=store)
-        assert np.all(again.predict_proba(batch(1)) > 0.5)
+        assert np.all(again.probabilities(batch(1)) > 0.5)
 
 
 # ---- cut off ---------------------------------------------------------------------------------------------------------

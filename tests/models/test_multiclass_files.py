@@ -107,11 +107,11 @@ def test_a_fit_is_its_batches_in_turn_and_its_metrics_are_scikit_learns(loss: An
         for epoch in range(2):
             for batch in data.with_classes(CLASSES):
                 if epoch:
-                    before.append(other.predict_proba(batch))
+                    before.append(other.probabilities(batch))
                 other.partial_fit(batch)
         whole = next(iter(reader("libsvm", tmp_path / "data", drawn(), batch_size=ROWS).with_classes(CLASSES)))
-        p = other.predict_proba(whole)
-        np.testing.assert_array_equal(one.predict_proba(whole), p)
+        p = other.probabilities(whole)
+        np.testing.assert_array_equal(one.probabilities(whole), p)
         assert one.examples == other.examples == 2 * ROWS
         done = one.history.passes[1]
         assert (done.metrics.examples, done.complete, done.skipped) == (ROWS, True, 0)
@@ -140,7 +140,7 @@ def test_a_saved_model_predicts_and_learns_as_before(tmp_path: Path) -> None:
             for same in (loaded, pickled):
                 assert (same.classes, same.loss, same.examples) == (CLASSES, "ovr", ROWS)
                 assert (same.format, same.schema) == ("csv", data.schema)
-                np.testing.assert_array_equal(same.predict_proba(batch), model.predict_proba(batch))
+                np.testing.assert_array_equal(same.probabilities(batch), model.probabilities(batch))
             model.partial_fit(batch)
             loaded.partial_fit(batch)
             np.testing.assert_array_equal(loaded.decision_function(batch), model.decision_function(batch))
@@ -178,7 +178,7 @@ def test_the_commands_train_measure_predict_and_serve(form: str, tmp_path: Path,
     with shoal.load(tmp_path / "m") as model:
         whole = list(data.with_classes(CLASSES))
         assert model.evaluate(whole).logloss == pytest.approx(reported["passes"][1]["valid"]["logloss"])
-        p = np.concatenate([model.predict_proba(batch) for batch in whole])
+        p = np.concatenate([model.probabilities(batch) for batch in whole])
     measured = json.loads(run(capsys, "evaluate", tmp_path / "m", "--data", tmp_path / "data", "--json"))
     assert measured["accuracy"] == reported["passes"][1]["valid"]["accuracy"]
     assert "accuracy 0." in run(capsys, "evaluate", tmp_path / "m", "--data", tmp_path / "data")
@@ -203,7 +203,7 @@ def test_the_commands_train_measure_predict_and_serve(form: str, tmp_path: Path,
         live.fit(whole, progress=False)
         store.flush()
         with LiveModel(lambda: shoal.connect(made.address, mode="read", timeout=TIMEOUT), description) as serving:
-            np.testing.assert_array_equal(serving.now.predictor.predict_proba(whole[0]), live.predict_proba(whole[0]))
+            np.testing.assert_array_equal(serving.now.predictor.probabilities(whole[0]), live.probabilities(whole[0]))
 
 
 @pytest.mark.parametrize(

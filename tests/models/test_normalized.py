@@ -73,7 +73,7 @@ def test_a_price_in_millionths_trains_to_the_loss_of_one_in_sensible_units(kind,
     X, y = held_out(ads)
     with fitted(kind, ads) as model, kind().fit(*learned_from(ads), epochs=3, progress=False) as plain:
         expected = model.evaluate(X, y).logloss
-        probabilities = model.predict_proba(X)
+        probabilities = model.probabilities(X)
         first = digests(model)[0]
         assert expected == pytest.approx(plain.evaluate(X, y).logloss, abs=1e-3)  # the spread is about 1 here
     for factor in (1e6, 1e-6, 1e12, 3.7e-9):
@@ -82,7 +82,7 @@ def test_a_price_in_millionths_trains_to_the_loss_of_one_in_sensible_units(kind,
             assert measured.logloss == pytest.approx(expected, abs=2e-6), factor
     with fitted(kind, enlarged(ads, 2.0**20)) as model:  # a power of two: the same bits
         assert digests(model)[0] == first
-        assert model.predict_proba(held_out(enlarged(ads, 2.0**20))[0]).tobytes() == probabilities.tobytes()
+        assert model.probabilities(held_out(enlarged(ads, 2.0**20))[0]).tobytes() == probabilities.tobytes()
         (scale,) = model.scales()[1]
         assert scale == pytest.approx(2.0**20 * np.sqrt(np.nanmean(ads["price"][:TRAINED] ** 2)), rel=1e-6)
     assert not caplog.records
@@ -119,10 +119,10 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
     with shoal.load(tmp_path / "m") as model:
         assert model.is_normalized
         assert "normalized=True" in repr(model)
-        expected = model.predict_proba(reader)
+        expected = model.probabilities(reader)
         np.testing.assert_allclose(reported, expected, rtol=1e-6)
         copied = copy.deepcopy(pickle.loads(pickle.dumps(model)))
-        assert copied.predict_proba(reader).tobytes() == expected.tobytes()
+        assert copied.probabilities(reader).tobytes() == expected.tobytes()
         copied.close()
         # Weights without the scales are those of a price a million times as large.
         batch = next(iter(reader))
@@ -133,7 +133,7 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
             export = tmp_path / dtype
             assert cli.main(["export", str(tmp_path / "m"), "--output", str(export), "--dtype", dtype, "--quiet"]) == 0
             with served.ServedModel(export) as now:
-                found = now.now.predictor.predict_proba(reader)
+                found = now.now.predictor.probabilities(reader)
                 assert now.now.predictor.scales()[1].tolist() == model.scales()[1].tolist()
             if dtype == "float32":
                 assert found.tobytes() == expected.tobytes()
@@ -222,7 +222,7 @@ def test_what_is_wrong_with_a_batch_is_said_before_any_scale_has_changed():
             assert digests(model) == before
         model.partial_fit(batch_of([]))
         model.partial_fit(batch_of([1e-30, 0.0], key=9))  # too small to be squared: as they are
-        assert np.isfinite(model.predict_proba(batch_of([1e-30, 0.0, 3e38], key=9))).all()
+        assert np.isfinite(model.probabilities(batch_of([1e-30, 0.0, 3e38], key=9))).all()
 
 
 def test_each_model_of_a_grid_is_the_normalized_one_that_would_be_trained_alone(ads):
@@ -257,7 +257,7 @@ def test_the_workers_of_a_cluster_learn_one_table_of_scales_and_one_has_the_bits
         model = LogisticRegression(store=store, normalized=True, warm_up=False)
         model.fit(batches[store.rank :: store.num_workers], epochs=2, progress=False)
         keys = np.arange(30, dtype=np.uint64)
-        return [table.pull(keys).tobytes() for table in model.tables], model.predict_proba(batches[2]).tobytes()
+        return [table.pull(keys).tobytes() for table in model.tables], model.probabilities(batches[2]).tobytes()
 
     with shoal.local() as store:
         expected = learn(store)

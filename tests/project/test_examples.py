@@ -226,7 +226,7 @@ def test_logistic_regression_on_a_cluster_has_the_bits_of_a_local_store():
         local.fit(train, progress=False)
         assert f"worker 0 of 1: {local.history.passes[-1].metrics}" in out
         with shoal.LogisticRegression.load("ctr") as found:
-            assert found.predict_proba(train).tobytes() == local.predict_proba(train).tobytes()
+            assert found.probabilities(train).tobytes() == local.probabilities(train).tobytes()
             assert len(found.table) == len(local.table)
 
 

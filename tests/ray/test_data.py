@@ -135,9 +135,9 @@ def test_a_dataset_without_labels_is_predicted_as_a_file_is(tmp_path):
     hashed = Hash(**ROLES)
     with shoal.LogisticRegression() as model:
         model.fit(hashed.read(Blocks(ads())), progress=False)
-        want = model.predict_proba(shoal.read_parquet(tmp_path / "new.parquet", **ROLES))
-        np.testing.assert_array_equal(model.predict_proba(hashed.read(Blocks(ads().drop(["click"])))), want)
-        np.testing.assert_array_equal(model.predict_proba(hashed.read(Blocks(hashed(ads())))), want)
+        want = model.probabilities(shoal.read_parquet(tmp_path / "new.parquet", **ROLES))
+        np.testing.assert_array_equal(model.probabilities(hashed.read(Blocks(ads().drop(["click"])))), want)
+        np.testing.assert_array_equal(model.probabilities(hashed.read(Blocks(hashed(ads())))), want)
 
 
 # ---- no copies ----
@@ -183,7 +183,7 @@ def test_read_only_arrays_are_learned_from():
     with shoal.LogisticRegression() as one, shoal.LogisticRegression() as two:
         one.fit(hashed.read(Blocks(block)), progress=False)
         two.fit(hashed.read(Blocks(ads())), progress=False)
-        np.testing.assert_array_equal(one.predict_proba([batch]), two.predict_proba([batch]))
+        np.testing.assert_array_equal(one.probabilities([batch]), two.probabilities([batch]))
 
 
 # ---- bounds ----

@@ -42,10 +42,10 @@ def test_a_deployment_answers_as_shoal_serve_does_and_follows_deltas(port, tmp_p
     batch = sparse_data(np.random.default_rng(5), 50)
     exported(trained(tmp_path / "m"), tmp_path / "serve" / "1")
     with shoal.LogisticRegression.load(tmp_path / "m") as model:
-        first = model.predict_proba(batch)
+        first = model.probabilities(batch)
         model.partial_fit(sparse_data(np.random.default_rng(6)))
         model.save(tmp_path / "m", overwrite=True)
-        second = model.predict_proba(batch)
+        second = model.probabilities(batch)
     assert np.any(first != second)
 
     names = {"batch": batch}

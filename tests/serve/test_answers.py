@@ -31,8 +31,8 @@ def test_answers_are_the_models_own_to_the_bit(tmp_path, kind):
     folder = exported(trained(tmp_path / "m", kind), tmp_path / "e")
     batch = sparse_data(np.random.default_rng(5), 50)
     with models.load(tmp_path / "m") as model:
-        want = model.predict_proba(batch)
-        ones = model.predict_proba(shoal.Batch(batch.labels, batch.indptr, batch.keys, None))
+        want = model.probabilities(batch)
+        ones = model.probabilities(shoal.Batch(batch.labels, batch.indptr, batch.keys, None))
     with running(folder) as (port, _):
         np.testing.assert_array_equal(predict(port, instances(batch)), want)
         np.testing.assert_array_equal(predict(port, instances(batch, values=False)), ones)
@@ -60,7 +60,7 @@ def test_columns_are_read_as_the_training_data_was(tmp_path):
         model.fit(shoal.read_arrow(frame, **how), progress=False)
         model.calibrate(shoal.read_arrow(frame, **how), "platt")
         model.save(tmp_path / "m")
-        want = model.predict_proba(shoal.read_arrow(frame, **how))[:4]
+        want = model.probabilities(shoal.read_arrow(frame, **how))[:4]
     with running(exported(tmp_path / "m", tmp_path / "e")) as (port, _):
         rows = frame.slice(0, 4).to_pylist()
         np.testing.assert_array_equal(predict(port, rows), want)
@@ -144,7 +144,7 @@ dir = "{tmp_path / "m"}"
 
     reader = shoal.read_csv(tmp_path / "log.csv", label="click", categorical=["site", "user"])
     with config.load(tmp_path / "m") as model:
-        want = model.predict_proba(model.reading(reader))
+        want = model.probabilities(model.reading(reader))
     rows = [dict(zip(("site", "user"), line.split(",")[1:], strict=True)) for line in lines[1:]]
     with running(exported(tmp_path / "m", tmp_path / "e")) as (port, _):
         np.testing.assert_allclose(predict(port, rows), want, rtol=1e-6)
@@ -181,7 +181,7 @@ def test_a_delta_of_rows_is_served_with_their_own_calibration_only(tmp_path):
         model.calibrate(held_out, "platt").save(tmp_path / "m", overwrite=True)
         exported(tmp_path / "m", tmp_path / "e2", "--since", tmp_path / "e")
         with running(tmp_path / "e2") as (port, _):
-            np.testing.assert_array_equal(predict(port, instances(held_out)), model.predict_proba(held_out))
+            np.testing.assert_array_equal(predict(port, instances(held_out)), model.probabilities(held_out))
 
 
 def test_a_delta_of_rows_is_served_with_the_model_of_its_base(tmp_path):
@@ -194,7 +194,7 @@ def test_a_delta_of_rows_is_served_with_the_model_of_its_base(tmp_path):
         store.export(tmp_path / "e2", since=tmp_path / "e")
         shutil.copytree(tmp_path / "e2", tmp_path / "e3")
         with running(tmp_path / "e3") as (port, _):
-            np.testing.assert_array_equal(predict(port, instances(batch)), model.predict_proba(batch))
+            np.testing.assert_array_equal(predict(port, instances(batch)), model.probabilities(batch))
 
 
 def test_a_delta_of_a_model_has_all_of_its_tables(tmp_path, capsys):
@@ -214,7 +214,7 @@ def test_no_request_fails_while_versions_come(tmp_path):
     for number in (1, 2, 3, 4):
         model = trained(tmp_path / f"m{number}", seed=number)
         with models.load(model) as loaded:
-            want[number] = loaded.predict_proba(batch)
+            want[number] = loaded.probabilities(batch)
     exported(tmp_path / "m1", serving / "1")
     seen, errors, stop = set(), [], threading.Event()
     with running(serving) as (port, served):

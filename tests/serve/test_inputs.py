@@ -35,7 +35,7 @@ class Asked:
     def predict(self, body, kind=JSON):
         with Account(Budget(self.limits)) as account:
             batch = examples(body, kind, self.spec, account)
-            return self.model.predict_proba(batch)
+            return self.model.probabilities(batch)
 
     def instances(self, rows):
         return self.predict(json.dumps({"instances": rows}).encode())
@@ -125,7 +125,7 @@ def test_every_instance_gets_the_models_own_probability_whatever_stands_beside_i
             truth = {name: "1" if cell is True and name in ("price", "age") else text_of(cell)
                      for name, cell in row.items()}  # fmt: skip
             writer.writerow(["1", *(truth.get(name, "") for name in names[1:])])
-    want = asked.model.predict_proba(shoal.read_csv(path, **how))
+    want = asked.model.probabilities(shoal.read_csv(path, **how))
     np.testing.assert_allclose(asked.instances(rows), want, rtol=1e-6)
     ordered = [{name: row[name] for name in names if name in row} for row in rows]
     np.testing.assert_array_equal(asked.instances(ordered), want)
@@ -209,7 +209,7 @@ def test_a_model_of_text_is_asked_by_lines_with_labels_and_without(tmp_path, for
     how = {"interactions": crossed} if crossed else {}
     with shoal.LogisticRegression(optimizer=shoal.Adagrad(lr=0.5)) as model:
         model.fit(read(tmp_path / "log", **how), progress=False)
-        want = model.predict_proba(read(tmp_path / "log", **how))
+        want = model.probabilities(read(tmp_path / "log", **how))
         asked = Asked(model)
         assert asked.spec.describe()["lines"] == f"{form}, with or without a label"
         np.testing.assert_array_equal(asked.instances(lines), want)
@@ -232,7 +232,7 @@ def test_a_model_of_criteos_logs_is_asked_by_names_and_numbers_of_columns(tmp_pa
     (tmp_path / "log").write_text("\n".join(lines) + "\n")
     with shoal.LogisticRegression(optimizer=shoal.Adagrad(lr=0.5)) as model:
         model.fit(shoal.read_criteo(tmp_path / "log"), progress=False)
-        want = model.predict_proba(shoal.read_criteo(tmp_path / "log"))
+        want = model.probabilities(shoal.read_criteo(tmp_path / "log"))
         asked = Asked(model)
         names = [*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
         cells = [line.split("\t")[1:] for line in lines]
@@ -284,7 +284,7 @@ dir = "{tmp_path / "m"}"
     assert cli.main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "e"), "--quiet"]) == 0
     with config.load(tmp_path / "m") as model:
         (batch,) = getattr(shoal, f"read_{form}")(tmp_path / "log").with_fields()
-        want = model.predict_proba(batch)
+        want = model.probabilities(batch)
     with ServedModel(tmp_path / "e") as served:
         asked = Asked(served.now.predictor)
         np.testing.assert_allclose(asked.instances(lines), want, rtol=1e-5)
@@ -337,8 +337,8 @@ def of_csv(tmp_path_factory):
         with shoal.LogisticRegression() as model:
             model.fit(reader, progress=False)
             model.save(folder / name)
-            found[name] = InputSpec(model), lambda batch, name=name: shoal.load(folder / name).predict_proba(batch)
-            found[name] += (model.predict_proba(reader),)
+            found[name] = InputSpec(model), lambda batch, name=name: shoal.load(folder / name).probabilities(batch)
+            found[name] += (model.probabilities(reader),)
     return folder, found
 
 

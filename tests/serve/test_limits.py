@@ -225,13 +225,13 @@ def test_connections_without_a_request_make_room_for_new_ones(folder):
 def test_a_connection_too_many_is_refused_while_all_requests_are_being_answered(folder, monkeypatch):
     go_on = threading.Event()
     with running(folder, limits=Limits(connections=4)) as (port, served):
-        predict = type(served.now.predictor).predict_proba
+        predict = type(served.now.predictor).probabilities
 
         def held_up(*arguments):
             assert go_on.wait(120)
             return predict(*arguments)
 
-        monkeypatch.setattr(type(served.now.predictor), "predict_proba", held_up)
+        monkeypatch.setattr(type(served.now.predictor), "probabilities", held_up)
         large = json.dumps({"instances": [{"keys": list(range(9000))}]}).encode()  # predicted in threads
         busy, end = [], time.monotonic() + 120
         while (answer := ask(port, "GET", "/healthz"))[0] != 503:

@@ -39,7 +39,7 @@ def test_predictions_follow_training(rng):
         with LiveModel(connecting(made), by_keys("lr")) as live, serving(live) as port:
             for _ in range(3):
                 store.flush()
-                np.testing.assert_allclose(predict(port, instances(batch)), model.predict_proba(batch), rtol=1e-6)
+                np.testing.assert_allclose(predict(port, instances(batch)), model.probabilities(batch), rtol=1e-6)
                 before = predict(port, instances(batch))
                 model.partial_fit(batch)
             store.flush()
@@ -63,7 +63,7 @@ def test_an_export_describes_what_the_tables_do_not(rng, tmp_path):
         store.flush()
         options = Serve(path=f"{made.address}/fm", like=str(export))
         with _live(options)() as live:
-            np.testing.assert_allclose(live.now.predictor.predict_proba(batch), model.predict_proba(batch), rtol=1e-6)
+            np.testing.assert_allclose(live.now.predictor.probabilities(batch), model.probabilities(batch), rtol=1e-6)
         with pytest.raises(ValueError, match="a model whose table is 'fm', and 'other' is to be served"):
             _live(Serve(path=f"{made.address}/other", like=str(export)))
         with pytest.raises(ValueError, match="no table 'other': its tables are 'fm', "):
@@ -98,4 +98,4 @@ def test_requests_fail_while_the_connection_is_lost_and_it_is_made_anew(rng):
                 time.sleep(0.01)
             assert set(seen) == {200, 503}
             assert live.reloads == 1
-            np.testing.assert_allclose(predict(port, instances(batch)), model.predict_proba(batch), rtol=1e-6)
+            np.testing.assert_allclose(predict(port, instances(batch)), model.probabilities(batch), rtol=1e-6)

@@ -95,7 +95,7 @@ def test_answers_are_those_of_a_model_saved_from_the_same_tables(logs: Path, tmp
             store.flush()
             model.save(tmp_path / "m", overwrite=True)
             with ctr.load(tmp_path / "m") as saved:
-                return saved.predict_proba(saved.reading(reader))[:60]
+                return saved.probabilities(saved.reading(reader))[:60]
 
         want = saved_answers()
         of_export = asked(made.address, like=str(exported(tmp_path / "m", tmp_path / "e")))
@@ -135,8 +135,8 @@ def test_a_newer_dense_part_makes_another_model(logs: Path) -> None:
             new = old.refreshed()
             assert new is not None
             assert all(torch.equal(a, b) for a, b in zip(parameters, old.module.parameters(), strict=True))
-            want = model.predict_proba([batch])  # pulls the dense part
-            np.testing.assert_array_equal(new.predict_proba(batch), want)
+            want = model.probabilities([batch])  # pulls the dense part
+            np.testing.assert_array_equal(new.probabilities(batch), want)
             assert [one.table for one in new.module.modules() if hasattr(one, "table")] == [*old.tables]
             assert new.refreshed() is None
 
@@ -234,7 +234,7 @@ def test_the_command_serves_while_a_worker_trains(logs: Path, tmp_path: Path) ->
             store.flush()
             model.save(tmp_path / "m")
             with ctr.load(tmp_path / "m") as saved:
-                want = saved.predict_proba(saved.reading(reader))[:60]
+                want = saved.probabilities(saved.reading(reader))[:60]
             while not np.allclose(found := predict(port, rows), want, rtol=SAME, atol=0):
                 assert time.monotonic() < deadline, (found, want)
         finally:

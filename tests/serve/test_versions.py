@@ -41,7 +41,7 @@ def made(tmp_path_factory):
         model = trained(folder / f"{name}-{version}", kind, seed=version)
         exported(model, folder / name / str(version))
         with models.load(model) as loaded:
-            want[name, version] = loaded.predict_proba(batch).tolist()
+            want[name, version] = loaded.probabilities(batch).tolist()
     return folder, want
 
 
@@ -152,7 +152,7 @@ def test_a_rollback_is_a_change_of_the_label_or_of_the_policy(made):
         assert versions_of(served) == [1]
         # A request that has taken its version is answered by it.
         batch = sparse_data(np.random.default_rng(5), 8)
-        assert before.predictor.predict_proba(batch).tolist() == made[1]["ctr", 3]
+        assert before.predictor.probabilities(batch).tolist() == made[1]["ctr", 3]
 
 
 def test_a_change_to_a_version_that_is_missing_or_damaged_changes_nothing(ctr, caplog):
@@ -217,14 +217,14 @@ def test_two_exports_with_one_number_are_named_and_the_served_one_stays(made, tm
             ):
                 served.reload()
             assert served.failures == failures
-            assert served.now.predictor.predict_proba(batch).tolist() == made[1]["ctr", 1]
+            assert served.now.predictor.probabilities(batch).tolist() == made[1]["ctr", 1]
         with pytest.raises(shoal.CorruptionError, match="higher --version, or remove the other one"):
             open_model(folder)
         shutil.rmtree(folder / first)
         shutil.rmtree(folder / "copy")
         assert served.reload() is True
         assert served.now.version == 1
-        assert served.now.predictor.predict_proba(batch).tolist() == made[1]["ctr", 2]
+        assert served.now.predictor.probabilities(batch).tolist() == made[1]["ctr", 2]
 
 
 @pytest.mark.parametrize("open_model", [ServedModel, ServedVersions])
@@ -369,7 +369,7 @@ def test_no_web_page_changes_what_is_served(made, path):
 
 def test_an_error_of_the_server_is_counted(made, monkeypatch):
     with running(made[0] / "ctr") as (port, served):
-        monkeypatch.setattr(type(served.now.predictor), "predict_proba", lambda *_: 1 // 0)
+        monkeypatch.setattr(type(served.now.predictor), "probabilities", lambda *_: 1 // 0)
         assert ask(port, "POST", "/predict", BODY)[0] == 500
         assert 'shoal_serve_requests_total{code="500"} 1.0' in ask(port, "GET", "/metrics")[1].decode()
 

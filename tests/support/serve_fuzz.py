@@ -120,7 +120,7 @@ def predict(body, kind, model, spec) -> int:
         with Account(budget) as account:
             account.body(len(body))
             batch = examples(body, kind, spec, account)
-            encode(1, model.predict_proba(batch), JSON)
+            encode(1, model.probabilities(batch), JSON)
             return 1
     except RequestError:
         return 0

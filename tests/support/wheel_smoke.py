@@ -55,12 +55,12 @@ def main() -> None:
                 print(label, *(f"{feature}:1" for feature in features), file=file)
         with shoal.LogisticRegression(shoal.FTRL(alpha=0.1)) as model:
             model.fit(shoal.read_libsvm(examples), epochs=3, progress=False)
-            scores = model.predict_proba(shoal.read_libsvm(examples))
+            scores = model.probabilities(shoal.read_libsvm(examples))
             margins = model.decision_function(shoal.read_libsvm(examples))
             auc = model.evaluate(shoal.read_libsvm(examples)).auc
             model.save(os.path.join(folder, "model"))
         with shoal.load(os.path.join(folder, "model")) as again:
-            assert np.array_equal(again.predict_proba(shoal.read_libsvm(examples)), scores)
+            assert np.array_equal(again.probabilities(shoal.read_libsvm(examples)), scores)
     assert auc > 0.9, auc
     # Not the probabilities: the last bit of the C library's exp() depends on its version and the processor.
     weights["logistic regression"] = digest(margins)

@@ -185,7 +185,7 @@ def test_a_click_model_takes_a_module_of_ones_own(clicks):
         assert last.grouped == gauc(labels, margins, groups)
         assert model.evaluate(whole) == last.valid
         rows = rows_of(model)
-        model.predict_proba(whole)
+        model.probabilities(whole)
         assert rows_of(model) == rows  # predicting pushes nothing
 
 
@@ -330,9 +330,9 @@ def test_a_model_is_loaded_with_the_bits_that_were_saved(clicks, tmp_path):
         assert loaded.examples == 1000
         assert repr(loaded) == "ClickModel(DIN, examples=1000)"
         loaded.calibrate(loaded.reading(reader(clicks, "valid")), "platt").save(tmp_path / "calibrated")
-        calibrated = loaded.predict_proba(loaded.reading(reader(clicks, "valid")))
+        calibrated = loaded.probabilities(loaded.reading(reader(clicks, "valid")))
     with shoal.torch.load(tmp_path / "calibrated") as loaded:
-        assert np.array_equal(loaded.predict_proba(loaded.reading(reader(clicks, "valid"))), calibrated)
+        assert np.array_equal(loaded.probabilities(loaded.reading(reader(clicks, "valid"))), calibrated)
 
 
 def test_damage_is_named(clicks, tmp_path):
@@ -505,7 +505,7 @@ def test_bfloat16_rounds_the_products_of_training_alone(clicks, tmp_path):
             batch = next(iter(click.reading(reader(clicks, "valid"))))
             with torch.no_grad():
                 expected = click.module.eval()(click.prepare(batch)).double().sigmoid().numpy()
-            assert np.allclose(click.predict_proba([batch]), expected, rtol=1e-12)
+            assert np.allclose(click.probabilities([batch]), expected, rtol=1e-12)
             if precision == "bfloat16":
                 click.save(tmp_path / "model")
     assert 0 < abs(found["bfloat16"] - found["float32"]) < 2e-3
@@ -650,7 +650,7 @@ def test_a_model_of_the_command_line_is_measured_used_and_reported(clicks, tmp_p
         assert facts["gauc"] == model.history.passes[-1].grouped.gauc
         assert model.made_by["model"]["dim"] == 2
         assert model.made_by["optimizer"] == {"name": "Adam", "lr": 0.02}
-        expected = model.predict_proba(model.reading(reader(clicks, "valid", lists={})))
+        expected = model.probabilities(model.reading(reader(clicks, "valid", lists={})))
     assert main(["evaluate", out, "--data", valid]) == 0
     assert "GAUC" in capsys.readouterr().out
     assert main(["predict", out, "--data", valid, "--output", str(tmp_path / "p")]) == 0

@@ -270,7 +270,7 @@ def test_mlflow_gets_a_run_with_the_model_its_report_and_a_version(mlruns, tmp_p
     held_out = list(batches(1))
     with shoal.LogisticRegression(shoal.FTRL(alpha=0.25), warm_up=False) as model:
         model.fit(list(batches()), valid=held_out, progress=False, callbacks=tracker)
-        expected = model.predict_proba(held_out[0])
+        expected = model.probabilities(held_out[0])
         auc = model.history.passes[0].valid.auc
     client = client_of(mlruns)
     (run,) = runs_of(client, "python")
@@ -291,7 +291,7 @@ def test_mlflow_gets_a_run_with_the_model_its_report_and_a_version(mlruns, tmp_p
     found = pyfunc.load_model("models:/keys/1")
     loaded = found.unwrap_python_model() if hasattr(found._model_impl, "python_model") else found._model_impl
     with loaded.model as again:
-        assert again.predict_proba(held_out[0]).tolist() == expected.tolist()
+        assert again.probabilities(held_out[0]).tolist() == expected.tolist()
     second = shoal.tracking.MLflow(str(mlruns), "python", register="keys")
     with shoal.LogisticRegression() as model:
         model.fit(list(batches(count=1)), progress=False, callbacks=second)

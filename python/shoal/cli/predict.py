@@ -92,7 +92,7 @@ def predict(options: Predict) -> Answer:
             check_output(options.output, overwrite=options.overwrite, inputs=reader.paths)
         with naming(called), _output(options.output) as file:
             for batch in reader.unlabelled():
-                p = model.predict_proba(batch)
+                p = model.probabilities(batch)
                 if p.ndim == 2:  # of several classes
                     file.write("".join(["\t".join(map(repr, row)) + "\n" for row in p.tolist()]))
                 else:

@@ -329,7 +329,7 @@ class Reader(ABC):
 
         Notes
         -----
-        `shoal.models.Model.predict_proba` does this to its readers. An empty line is still not an
+        `shoal.models.Model.predict` does this to its readers. An empty line is still not an
         example.
         """
         reader = self._with(structs.replace(self._settings, labelled=False))

@@ -21,8 +21,7 @@ from msgspec import structs
 
 from shoal.base.suggest import nearest
 from shoal.metrics import GroupedAUC, Metrics, StreamMetrics
-from shoal.models.learner import FitState
-from shoal.storage.base import StorageDir
+from shoal.models.learner import FitObserver, FitState
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +128,7 @@ def _check_methods(callback: Callback) -> None:
             raise TypeError(f"{type(callback).__name__}.{name} is never called: a callback has {', '.join(_METHODS)}")
 
 
-class Callbacks:
+class Callbacks(FitObserver):
     """The callbacks of one fit: a `FitObserver`."""
 
     def __init__(self, model: Any, callbacks: Callback | Callable[..., None] | Iterable[Any]) -> None:
@@ -179,21 +178,7 @@ class Callbacks:
         for call in self._on_batch:
             call(FitProgress(self._model, number, self._batches, seen[0]))
 
-    def clock_done(self, fit_state: Callable[[], FitState]) -> None:
-        """Do nothing: there was no batch."""
-
-    def meet(self, fit_state: Callable[[], FitState]) -> bool:
-        """Return True: there is nothing to wait for."""
-        return True
-
     def pass_done(self, fit_state: FitState) -> None:
         """Pass it on."""
         for call in self._on_pass:
             call(FitProgress(self._model, len(self._model.history.passes), self._batches, None))
-
-    def interrupted(self, fit_state: FitState) -> None:
-        """Do nothing: the error reaches the caller."""
-
-    def best_folder(self, pass_number: int) -> StorageDir | None:
-        """Return None: there is no folder."""
-        return None

@@ -33,7 +33,7 @@ from shoal.errors import ShoalError
 from shoal.metrics import StreamMetrics, accumulator_from_dict
 from shoal.models import files, sources
 from shoal.models.history import Fit, History, Windows
-from shoal.models.learner import FitState, Learner
+from shoal.models.learner import FitObserver, FitState, Learner
 from shoal.models.pass_coordinator import PassCoordinator
 from shoal.models.plan import FitInput, Plan
 from shoal.models.shares import Share, WorkerState, divided
@@ -88,7 +88,7 @@ class Checkpointing:
             raise ValueError(f"resume is {self.resume!r}: pass True, False or 'appended'")
 
 
-class FitCheckpointer:
+class FitCheckpointer(FitObserver):
     """Keeps checkpoints of a fit in a directory; a `FitObserver`.
 
     With several workers all of them make one, of the same directory, which all of them see. Ctrl-C then leaves the
@@ -118,12 +118,6 @@ class FitCheckpointer:
         coordinator.needs_all = True
         if coordinator.continued and coordinator.rank == 0:
             files.make_target(self.directory)  # a fit that ends by an error removes a new one
-
-    def fit_began(self) -> None:
-        """Do nothing: a checkpoint is written after a batch."""
-
-    def fit_ended(self, error: BaseException | None) -> None:
-        """Do nothing: `save` writes the model."""
 
     def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint, if one is due."""

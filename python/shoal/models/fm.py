@@ -87,7 +87,7 @@ class FactorizationMachine(Model):
     >>> batch = Batch(np.array([1, 0, 0, 1], np.float32), np.arange(0, 9, 2), pairs, None)
     >>> with FactorizationMachine(dim=4, factors=Adagrad(lr=0.2)) as model:
     ...     _ = model.fit([batch], epochs=100, progress=False)
-    ...     model.predict_proba(batch).round().tolist()
+    ...     model.probabilities(batch).round().tolist()
     [1.0, 0.0, 0.0, 1.0]
     """
 

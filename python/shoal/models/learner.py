@@ -59,7 +59,7 @@ class Evaluable(Protocol):
 
 
 class Learner(Evaluable, Protocol):
-    """A model that the loop can train."""
+    """A model that the loop can train; by default all that learning changes is in tables."""
 
     @property
     def name(self) -> str:
@@ -79,9 +79,11 @@ class Learner(Evaluable, Protocol):
 
     def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
         """Begin a fit, all workers together; ``has_begun``: others have begun it, ``is_over``: and have ended it."""
+        return
 
     def leave(self) -> None:
         """Close the connections that `join` made."""
+        return
 
     @property
     def record(self) -> Record:
@@ -116,27 +118,35 @@ class Learner(Evaluable, Protocol):
 
     def step_without_batch(self) -> bool:
         """Take part in a step of the other workers without a batch; False if they need none, or all have ended."""
+        return False
 
     def agree_on_move(self, wants: bool) -> bool:
         """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
+        return wants
 
     def random_state(self) -> bytes:
         """Return the state of the random numbers that learning draws; empty if it draws none."""
+        return b""
 
     def set_random_state(self, state: bytes) -> None:
         """Restore `random_state`."""
+        return
 
     def local_state(self) -> bytes:
         """Return what learning changes on this worker alone: its random numbers too. Empty if all is in tables."""
+        return b""
 
     def set_local_state(self, state: bytes) -> None:
         """Restore `local_state`."""
+        return
 
     def common_state(self) -> bytes:
         """Return what learning changes in all workers alike, and not in tables. Empty if there is nothing."""
+        return b""
 
     def set_common_state(self, state: bytes) -> None:
         """Restore `common_state`."""
+        return
 
     def save_weights(self, folder: StorageDir) -> None:
         """Write the weights into a new folder, without waiting for the disk."""
@@ -185,8 +195,8 @@ class FitState(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerState, ...] = ()
 
 
-class FitObserver(Protocol):
-    """An observer of a fit, such as checkpoints, logs and callbacks.
+class FitObserver:
+    """An observer of a fit, such as checkpoints, logs and callbacks; by default it does nothing.
 
     It is called by the thread that fits, between two batches. ``fit_state`` takes some milliseconds to compute.
     """
@@ -205,6 +215,7 @@ class FitObserver(Protocol):
 
     def meet(self, fit_state: Callable[[], FitState]) -> bool:
         """Under ASP: wait for the others, having ended the pass; return whether all have."""
+        return True
 
     def pass_done(self, fit_state: FitState) -> None:
         """React to the end of a pass, which was measured if there is validation data."""
@@ -214,3 +225,4 @@ class FitObserver(Protocol):
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Return the folder for the weights of the best pass; None: a temporary one."""
+        return None

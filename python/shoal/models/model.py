@@ -36,9 +36,9 @@ from shoal.metrics.exact import ratio
 from shoal.models import fitting, inputs, preprocessing
 from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fitting import OfCallbacks
-from shoal.models.learner import Floats
+from shoal.models.learner import Floats, Learner
 from shoal.models.linear_weights import BIAS_KEY, LinearWeights
-from shoal.models.pass_coordinator import PassCoordinator, Tolerance
+from shoal.models.pass_coordinator import Tolerance
 from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan
 from shoal.models.saved_model import SavedModel
 from shoal.models.scales import Sums, make_table
@@ -51,7 +51,7 @@ from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
 
 
-class Model(LinearWeights, SavedModel):
+class Model(LinearWeights, SavedModel, Learner):
     """A model whose weights are tables of a store.
 
     The first table holds the linear weights, the bias among them. A model of a local store can be pickled
@@ -367,12 +367,6 @@ class Model(LinearWeights, SavedModel):
         """The settings that all workers of a fit need to have in common, besides those of the plan."""
         return self.class_settings | {"bias": self._has_bias, "normalized": self._is_normalized}
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
-        """Do nothing: workers meet on the servers alone."""
-
-    def leave(self) -> None:
-        """Do nothing."""
-
     def learn(self, batch: Batch, keys: KeyBatch, seen: StreamMetrics | None) -> float:
         """Predict, count into ``seen``, push; the caller ends the store's clock.
 
@@ -404,35 +398,6 @@ class Model(LinearWeights, SavedModel):
             scales.push(keys, added)
         self._record.examples += len(batch)
         return loss
-
-    def step_without_batch(self) -> bool:
-        """Return False: other workers need no part in their steps."""
-        return False
-
-    def agree_on_move(self, wants: bool) -> bool:
-        """Return ``wants``: no step needs the other workers."""
-        return wants
-
-    def random_state(self) -> bytes:
-        """Return nothing: learning draws no random numbers."""
-        return b""
-
-    def set_random_state(self, state: bytes) -> None:
-        """Do nothing."""
-
-    def local_state(self) -> bytes:
-        """Return nothing: all that learning changes is in tables."""
-        return b""
-
-    def set_local_state(self, state: bytes) -> None:
-        """Do nothing."""
-
-    def common_state(self) -> bytes:
-        """Return nothing: all that learning changes is in tables."""
-        return b""
-
-    def set_common_state(self, state: bytes) -> None:
-        """Do nothing."""
 
     def _margins(self, batch: Batch, prepared: KeyBatch) -> Floats:
         if self._scales is not None:

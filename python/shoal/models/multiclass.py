@@ -261,7 +261,7 @@ class MulticlassRegression(Model):
         """
         return super().decision_function(data).reshape(-1, self.classes)
 
-    def predict_proba(self, data: Any) -> Floats:
+    def probabilities(self, data: Any) -> Floats:
         """Compute the probabilities of all classes; those of an example sum to 1.
 
         Parameters
@@ -298,7 +298,7 @@ class MulticlassRegression(Model):
         chosen: npt.NDArray[Any] = self.classes_[self.decision_function(data).argmax(axis=1)]
         return chosen
 
-    def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> float:
         """Compute the accuracy: the fraction of examples, by weight, whose class is predicted correctly.
 
         Parameters
@@ -310,7 +310,7 @@ class MulticlassRegression(Model):
         -------
         float
         """
-        accuracy = self.evaluate(data, y, sample_weight).accuracy
+        accuracy = self.evaluate(data, y, sample_weight=sample_weight).accuracy
         assert accuracy is not None
         return accuracy
 

@@ -195,7 +195,7 @@ class Predictor(ABC):
         >>> batch = Batch(np.array([1, 1, 0], np.float32), np.arange(4), np.array([7, 7, 7], np.uint64), None)
         >>> with LogisticRegression() as model:
         ...     _ = model.partial_fit(batch)
-        ...     model.calibrate(batch, "isotonic").predict_proba(batch).round(4).tolist()
+        ...     model.calibrate(batch, "isotonic").probabilities(batch).round(4).tolist()
         [0.6667, 0.6667, 0.6667]
         """
         fits: dict[str, Callable[..., Calibration]] = {"isotonic": isotonic, "platt": platt}
@@ -252,8 +252,8 @@ class Predictor(ABC):
         self.check_format(batches)
         return evaluation.predictions([self], batches).margins[0]
 
-    def predict_proba(self, data: Any) -> Floats:
-        """Compute the probabilities of examples.
+    def probabilities(self, data: Any) -> Floats:
+        """Compute the probability of label 1 of each example: one number, as click-through rates are used.
 
         Parameters
         ----------
@@ -261,19 +261,36 @@ class Predictor(ABC):
 
         Returns
         -------
-        float64[n] or float64[n, 2]
-            For batches, one number per example: the probability of label 1. For an array or a frame, as in
-            scikit-learn, a column for each of `classes_`.
+        float64[n], of several classes float64[n, K]
 
         Raises
         ------
         ValueError
             The model has not learned from anything yet, or learned from data with other features.
         """
-        margins = self.decision_function(data)
-        if not inputs.is_table(data):
-            return probabilities(margins)
+        return probabilities(self.decision_function(data))
+
+    def predict_proba(self, data: Any) -> Floats:
+        """Compute the probabilities of all classes, as in scikit-learn; those of an example sum to 1.
+
+        Parameters
+        ----------
+        data : Batch, Reader, iterable of Batch, array, sparse matrix or frame
+
+        Returns
+        -------
+        float64[n, K]
+            A column for each of `classes_`.
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet, or learned from data with other features.
+        """
+        if self.is_multiclass:
+            return self.probabilities(data)
         # Each is computed from its own margin: 1 - p would lose small probabilities.
+        margins = self.decision_function(data)
         return np.stack([probabilities(-margins), probabilities(margins)], axis=1)
 
     @property
@@ -296,7 +313,7 @@ class Predictor(ABC):
         chosen: npt.NDArray[Any] = self.classes_[(self.decision_function(data) > 0).astype(np.intp)]
         return chosen
 
-    def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> float:
         """Compute the accuracy: the fraction of examples, by weight, whose class is predicted correctly.
 
         Parameters
@@ -316,7 +333,7 @@ class Predictor(ABC):
             raise ValueError(f"{sources.why_empty(data)}: nothing was measured")
         return float(np.average(right, weights=found.weights))
 
-    def evaluate(self, data: Any, y: Any = None, sample_weight: Any = None) -> Metrics:
+    def evaluate(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> Metrics:
         """Measure the predictions of labelled examples; nothing is learned.
 
         Parameters
@@ -338,9 +355,9 @@ class Predictor(ABC):
         ValueError
             The model has not learned from anything yet.
         """
-        return self.measure(data, y, sample_weight)[0]
+        return self.measure(data, y, sample_weight=sample_weight)[0]
 
-    def measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> tuple[Metrics, Curves | None]:
+    def measure(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> tuple[Metrics, Curves | None]:
         """Measure as `evaluate` does, with the calibration by decile and the ROC curve.
 
         Parameters

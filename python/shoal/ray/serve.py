@@ -74,7 +74,7 @@ class PredictionReplica:
 
     async def predict(self, examples: Any) -> Floats:
         """Return the probability of label 1 for each example; the method of a ``DeploymentHandle``."""
-        predictions: Floats = await run_in_threadpool(self._served.now.predictor.predict_proba, examples)
+        predictions: Floats = await run_in_threadpool(self._served.now.predictor.probabilities, examples)
         return predictions
 
     def version(self) -> int:

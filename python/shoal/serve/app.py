@@ -210,7 +210,7 @@ def make_app(
             if refuse_unknown_columns:
                 model.inputs.check_known(unknown)
         try:
-            predictions = model.predictor.predict_proba(batch)
+            predictions = model.predictor.probabilities(batch)
         except ValueError as error:
             raise RequestError(str(error)) from None
         except ShoalError as error:

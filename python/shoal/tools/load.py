@@ -49,7 +49,7 @@ def load(
     Examples
     --------
     >>> with shoal.load("model") as model:  # doctest: +SKIP
-    ...     model.predict_proba(shoal.read_libsvm("test.libsvm"))
+    ...     model.probabilities(shoal.read_libsvm("test.libsvm"))
     """
     storage_dir = open_dir(directory, storage_options)
     if storage_dir.kind() != "directory":

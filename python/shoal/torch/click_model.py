@@ -342,7 +342,7 @@ class ClickModel(SavedPredictor):
     def tolerance(self) -> Tolerance:
         """What a fit withstands, by where its dense part is; rows that were pulled ahead are gone with a worker."""
         return Tolerance(
-            replacement=self._dense.can_be_replaced and bool(self._tables) and not self._staleness,
+            replacement=self._dense.is_on_servers and bool(self._tables) and not self._staleness,
             change=not self._staleness,
             loss=self._dense.can_lose_workers,
             needs_all=True,

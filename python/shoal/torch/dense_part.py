@@ -25,7 +25,7 @@ Threads: the one that trains.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import nn
@@ -46,32 +46,30 @@ _JOIN_SECONDS = 60.0  # for all workers to connect to each other
 _STEP_SECONDS = 600.0  # for all of them to come to a step: each reads and computes a batch meanwhile
 
 
-class DensePart(Protocol):
-    """The dense parameters of a model while it learns."""
+class DensePart:
+    """The dense parameters of a model while it learns; by default no step needs the other workers."""
+
+    can_lose_workers = True  # whether no step of the others needs a worker that died, if their number may change
 
     @property
     def tables(self) -> Sequence[Table]:
         """The tables that hold them."""
+        return ()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this worker, if it has one."""
+        return None
 
     @property
     def adam_rate(self) -> float | None:
         """The learning rate, if the optimizer is an Adam."""
+        return None
 
     @property
     def is_on_servers(self) -> bool:
         """Whether this worker has nothing of them that the servers do not have."""
-
-    @property
-    def can_be_replaced(self) -> bool:
-        """Whether another worker can take over these of one that died."""
-
-    @property
-    def can_lose_workers(self) -> bool:
-        """Whether no step of the others needs a worker that died, if their number may change."""
+        return True
 
     def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
         """Begin a fit, all workers together.
@@ -81,15 +79,19 @@ class DensePart(Protocol):
 
     def begin(self, examples: int) -> float:
         """Begin a step on a batch of this size: parameters are up to date; return the scale of its loss."""
+        raise NotImplementedError
 
     def step(self) -> None:
         """End the step after backward."""
+        raise NotImplementedError
 
     def step_without_batch(self) -> bool:
         """Take part in a step of the others without a batch; False if they need none, or all have ended."""
+        return False
 
     def agree_on_move(self, wants: bool) -> bool:
         """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
+        return wants
 
     def refresh(self) -> None:
         """Make the module's parameters the newest ones, outside of a step."""
@@ -101,10 +103,9 @@ class DensePart(Protocol):
         """Leave a fit."""
 
 
-class Alone:
+class Alone(DensePart):
     """The dense part of one process."""
 
-    tables: Sequence[Table] = ()
     can_lose_workers = False
 
     def __init__(self, make: Callable[[], torch.optim.Optimizer | None], has_parameters: bool) -> None:
@@ -131,14 +132,6 @@ class Alone:
         """Whether there are no such parameters."""
         return not self._has_parameters
 
-    @property
-    def can_be_replaced(self) -> bool:
-        """Whether there is nothing to take over."""
-        return not self._has_parameters
-
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
-        """Do nothing."""
-
     def begin(self, examples: int) -> float:
         """Clear the gradients."""
         if self.optimizer is not None:
@@ -149,23 +142,6 @@ class Alone:
         """Step the optimizer."""
         if self.optimizer is not None:
             self.optimizer.step()
-
-    def step_without_batch(self) -> bool:
-        """Return False: there are no others."""
-        return False
-
-    def agree_on_move(self, wants: bool) -> bool:
-        """Return ``wants``: there are no others."""
-        return wants
-
-    def refresh(self) -> None:
-        """Do nothing."""
-
-    def loaded(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class AllReduced(Alone):
@@ -182,8 +158,8 @@ class AllReduced(Alone):
         self._wants_move = self._moves = False  # what this worker sends to the others, and what all have agreed on
 
     @property
-    def can_be_replaced(self) -> bool:
-        """Return False: the others make no step without the worker that died."""
+    def is_on_servers(self) -> bool:
+        """Return False: the others make no step without a worker that died."""
         return False
 
     def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
@@ -301,13 +277,8 @@ class AllReduced(Alone):
         )
 
 
-class OnServers:
+class OnServers(DensePart):
     """The dense part of any number of workers, on the servers, in a table "dense"."""
-
-    optimizer = None
-    is_on_servers = True
-    can_be_replaced = True
-    can_lose_workers = True
 
     def __init__(self, module: nn.Module, store: Store, optimizer: Optimizer) -> None:
         self._module = module
@@ -357,14 +328,6 @@ class OnServers:
         if self._parameters is not None:
             self._parameters.push()
 
-    def step_without_batch(self) -> bool:
-        """Return False: the others need no part of this worker."""
-        return False
-
-    def agree_on_move(self, wants: bool) -> bool:
-        """Return ``wants``: no step needs the other workers."""
-        return wants
-
     def refresh(self) -> None:
         """Pull the parameters."""
         if self._parameters is not None and not self._is_newer:
@@ -373,9 +336,6 @@ class OnServers:
     def loaded(self) -> None:
         """Record that the module has values of a file, which the servers do not have."""
         self._is_newer = True
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def dense_part(
