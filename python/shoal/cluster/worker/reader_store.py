@@ -174,7 +174,7 @@ class ReaderStore(ConnectedStore):
             return known
         if not description:
             spec = self._found(name).form.spec()
-            description = {field: getattr(spec, field) for field in spec.__dataclass_fields__ if field != "name"}
+            description = {field: getattr(spec, field) for field in spec.__struct_fields__ if field != "name"}
         return super().table(name, **description)
 
     def dense(self, name: str, shape: int | Sequence[int], **description: Any) -> DenseTable:
