@@ -45,12 +45,13 @@ from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.peers import Outgoing
 from shoal.cluster.scheduler.recovery import recover
-from shoal.cluster.scheduler.state import Settings, State
+from shoal.cluster.scheduler.state import new_state
+from shoal.config import ClusterConfig
 
 SERVERS, WORKERS = 4, 16
 ROUNDS = 5
 BSP = JobConsistency("bsp", 0, False)
-SETTINGS = Settings(servers=SERVERS, workers=WORKERS, heartbeat=1e6)
+SETTINGS = ClusterConfig(servers=SERVERS, workers=WORKERS, heartbeat=1e6)
 
 
 class Traffic:
@@ -59,7 +60,7 @@ class Traffic:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.inputs = 0
-        self.membership = recover(journal, State(SETTINGS, bytes(16)), partial(Membership, record=self.record))
+        self.membership = recover(journal, new_state(SETTINGS, bytes(16)), partial(Membership, record=self.record))
         self.numbers: dict[bytes, int] = {}
         servers = [b"server %d" % rank for rank in range(SERVERS)]
         for rank, sender in enumerate(servers):
@@ -159,7 +160,7 @@ def replay(directory: Path, inputs: int) -> None:
     for _ in range(ROUNDS):
         with Journal(directory / "replay") as journal:
             start, cpu = time.perf_counter(), time.process_time()
-            again = recover(journal, State(SETTINGS, bytes(16)))
+            again = recover(journal, new_state(SETTINGS, bytes(16)))
             seconds.append(time.perf_counter() - start)
             work.append(time.process_time() - cpu)
         check(again.save() == state, "the replayed state is the same")

@@ -24,7 +24,8 @@ PING = b"\x04PING" + struct.pack(">H", 100) + b"x"
 
 SCHEDULER = """
 from shoal.cluster.scheduler.scheduler import Scheduler
-with Scheduler("tcp://127.0.0.1:*", servers=1) as scheduler:
+from shoal.config import SchedulerConfig
+with Scheduler(SchedulerConfig(bind="tcp://127.0.0.1:*", servers=1)) as scheduler:
     print(scheduler.address, flush=True)
     scheduler.run()
 """

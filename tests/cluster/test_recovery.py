@@ -18,7 +18,7 @@ from cluster_fakes import TIMEOUT, FakeServer, scheduler
 from shoal.cluster.launch import local_cluster, supervisor
 from shoal.cluster.launch.child import ChildProcess
 from shoal.cluster.protocol.address import split
-from shoal.cluster.protocol.curve import Keys, make_keys
+from shoal.cluster.protocol.curve import make_keys
 from shoal.cluster.protocol.messages import (
     Barrier,
     BarrierReply,
@@ -35,7 +35,7 @@ from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.server import Server
-from shoal.config import ServerConfig
+from shoal.config import SchedulerConfig, ServerConfig
 from shoal.errors import NotConnectedError, StorageError
 
 pytestmark = pytest.mark.slow
@@ -103,13 +103,13 @@ def test_orders_of_a_scheduler_that_was_replaced_are_refused(caplog):
 def test_a_second_scheduler_of_a_journal_is_refused_and_the_first_goes_on(tmp_path):
     with scheduler(1, journal=tmp_path) as one:
         with pytest.raises(StorageError, match="is in use by another scheduler"):
-            Scheduler("tcp://127.0.0.1:*", servers=1, heartbeat=0.5, journal=tmp_path)
+            Scheduler(SchedulerConfig(bind="tcp://127.0.0.1:*", servers=1, heartbeat=0.5, journal=tmp_path))
         with FakeServer(one.address) as server:
             assert server.joined.wait(TIMEOUT)
 
 
 def test_a_scheduler_whose_disk_is_full_ends_and_promises_nothing(tmp_path, monkeypatch):
-    cluster = Scheduler("tcp://127.0.0.1:*", servers=1, heartbeat=0.2, journal=tmp_path)
+    cluster = Scheduler(SchedulerConfig(bind="tcp://127.0.0.1:*", servers=1, heartbeat=0.2, journal=tmp_path))
     with cluster, SchedulerClient(cluster.address, "worker") as link:
         monkeypatch.setattr(
             "shoal.cluster.scheduler.journal.Journal._write",
@@ -124,7 +124,7 @@ def test_a_scheduler_whose_disk_is_full_ends_and_promises_nothing(tmp_path, monk
 
 def test_a_scheduler_that_could_not_be_made_releases_its_journal(tmp_path, monkeypatch):
     make_keys(tmp_path / "keys")
-    keys = Keys.load(tmp_path / "keys", "scheduler")
+    curve = tmp_path / "keys"
     begin = threading.Thread.start
 
     def refuse(thread):
@@ -134,17 +134,21 @@ def test_a_scheduler_that_could_not_be_made_releases_its_journal(tmp_path, monke
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        Scheduler("tcp://127.0.0.1:*", servers=1, journal=tmp_path / "journal", keys=keys)
+        Scheduler(SchedulerConfig(bind="tcp://127.0.0.1:*", servers=1, journal=tmp_path / "journal", curve=curve))
     monkeypatch.undo()
-    with Scheduler("tcp://127.0.0.1:*", servers=1, journal=tmp_path / "journal", keys=keys) as one:
+    with Scheduler(
+        SchedulerConfig(bind="tcp://127.0.0.1:*", servers=1, journal=tmp_path / "journal", curve=curve)
+    ) as one:
         (_, port) = split(one.address)
         with pytest.raises(OSError, match="another program listens there"):
-            Scheduler(f"tcp://127.0.0.1:{port}", servers=1, journal=tmp_path / "other", keys=keys)
+            Scheduler(
+                SchedulerConfig(bind=f"tcp://127.0.0.1:{port}", servers=1, journal=tmp_path / "other", curve=curve)
+            )
         Journal(tmp_path / "other").close()
 
 
 def test_a_scheduler_that_fails_is_closed_and_another_one_takes_its_address_and_journal(tmp_path, monkeypatch):
-    first = Scheduler("tcp://127.0.0.1:*", servers=1, journal=tmp_path)
+    first = Scheduler(SchedulerConfig(bind="tcp://127.0.0.1:*", servers=1, journal=tmp_path))
     with SchedulerClient(first.address, "worker") as link:
         monkeypatch.setattr(first, "_silent_servers", lambda now: (_ for _ in ()).throw(RuntimeError("a defect")))
         with pytest.raises(RuntimeError, match="a defect"):
@@ -157,10 +161,10 @@ def test_a_scheduler_that_fails_is_closed_and_another_one_takes_its_address_and_
 @pytest.mark.parametrize("role", ["scheduler", "server"])
 def test_a_process_that_cannot_check_keys_any_more_ends_with_an_error(tmp_path, role):
     make_keys(tmp_path)
-    keys = Keys.load(tmp_path, "scheduler")
-    with scheduler(1, keys=keys) if role == "server" else contextlib.nullcontext() as other:
+    curve = tmp_path
+    with scheduler(1, curve=curve) if role == "server" else contextlib.nullcontext() as other:
         made = (
-            Scheduler("tcp://127.0.0.1:*", servers=1, keys=keys)
+            Scheduler(SchedulerConfig(bind="tcp://127.0.0.1:*", servers=1, curve=curve))
             if other is None
             else Server(ServerConfig(scheduler=other.address, curve=str(tmp_path)))
         )

@@ -14,10 +14,10 @@ import shoal
 from shoal import cli
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.address import check_bind, is_loopback
-from shoal.cluster.protocol.curve import Keys, make_keys
+from shoal.cluster.protocol.curve import make_keys
 from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.server import Server
-from shoal.config import ServerConfig
+from shoal.config import SchedulerConfig, ServerConfig
 from shoal.errors import NotConnectedError
 
 KEYS = np.arange(1000, dtype=np.uint64)
@@ -50,16 +50,16 @@ def test_any_other_needs_keys_or_a_word(host):
 
 def test_scheduler_and_server_refuse_such_an_address_before_they_do_anything(folder):
     with pytest.raises(ValueError, match=r"tcp://0\.0\.0\.0:\* is reached from other machines"):
-        Scheduler("tcp://0.0.0.0:*", servers=1)
+        Scheduler(SchedulerConfig(bind="tcp://0.0.0.0:*", servers=1))
     with pytest.raises(ValueError, match="is reached from other machines"):
         Server(ServerConfig(scheduler="tcp://127.0.0.1:1", bind="tcp://*:0", timeout=0.1))
     with pytest.raises(ValueError, match="is reached from other machines"):
         Server(
             ServerConfig(scheduler="tcp://scheduler.example:5570", timeout=0.1)
         )  # which would listen on all interfaces
-    with Scheduler("tcp://0.0.0.0:*", servers=1, insecure=True):
+    with Scheduler(SchedulerConfig(bind="tcp://0.0.0.0:*", servers=1, insecure=True)):
         pass
-    with Scheduler("tcp://0.0.0.0:*", servers=1, keys=Keys.load(folder, "scheduler")):
+    with Scheduler(SchedulerConfig(bind="tcp://0.0.0.0:*", servers=1, curve=folder)):
         pass
 
 

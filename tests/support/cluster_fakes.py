@@ -16,6 +16,7 @@ import zmq
 from shoal.cluster.protocol.messages import Assign, Assigned, Join, Order, OrderReply
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler.scheduler import Scheduler
+from shoal.config import SchedulerConfig
 
 TIMEOUT = 120.0  # of what is expected to happen at once; a machine may be busy
 HEARTBEAT = 20.0  # seconds: no process is declared dead while a test runs, except by `declare_dead`
@@ -26,7 +27,7 @@ def scheduler(
     servers: int, *, heartbeat: float = HEARTBEAT, bind: str = "tcp://127.0.0.1:*", **settings: object
 ) -> Iterator[Scheduler]:
     """Run a scheduler in a thread."""
-    with Scheduler(bind, servers=servers, heartbeat=heartbeat, **settings) as made:
+    with Scheduler(SchedulerConfig(bind=bind, servers=servers, heartbeat=heartbeat, **settings)) as made:
         thread = threading.Thread(target=made.run)
         thread.start()
         try:

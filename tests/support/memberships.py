@@ -8,13 +8,17 @@ from typing import Any
 
 import msgspec
 
+from shoal.cluster.scheduler import state as state_module
 from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.membership import Membership
-from shoal.cluster.scheduler.state import Settings, State
+from shoal.cluster.scheduler.state import State
+from shoal.config import ClusterConfig
 
 
 def new_state(rng: random.Random, *, now: float = 0.0, **settings: Any) -> State:
-    return State(settings=Settings(**settings), seed=rng.randbytes(16), now=now)
+    state = state_module.new_state(ClusterConfig(**settings), rng.randbytes(16))
+    state.now = now
+    return state
 
 
 def new_membership(

@@ -49,6 +49,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.scheduler.scheduler import Scheduler
+from shoal.config import SchedulerConfig
 from shoal.errors import ClosedError, DeadlineExceededError, NotConnectedError, ProtocolError, ServerLostError
 from wires import Faults
 from wires import Wire as Changing
@@ -363,7 +364,7 @@ def test_a_connection_that_breaks_is_made_anew_and_nobody_is_taken_for_another()
 
 def test_an_address_that_is_taken_is_said_to_be_so():
     with scheduler(1) as cluster, pytest.raises(OSError, match=f"cannot listen at {cluster.address}"):
-        Scheduler(cluster.address, servers=1)
+        Scheduler(SchedulerConfig(bind=cluster.address, servers=1))
 
 
 @pytest.mark.parametrize(
@@ -418,12 +419,13 @@ def test_a_link_that_is_cut_or_whose_bytes_are_changed_asks_on_over_another_conn
     monkeypatch.setattr("shoal.cluster.protocol.scheduler_client._SILENCE_MS", 600)
     if secured:
         make_keys(tmp_path / "keys")
-    of = {role: {"keys": Keys.load(tmp_path / "keys", role)} if secured else {} for role in ("scheduler", "worker")}
+    curve = tmp_path / "keys" if secured else None
+    keys = None if curve is None else Keys.load(curve, "worker")
     faults = Faults(random.Random(0), ["cut", "flip", "drop"], [500, 3000], most=15)
     with (
-        scheduler(1, **of["scheduler"]) as cluster,
+        scheduler(1, curve=curve) as cluster,
         contextlib.closing(Changing(int(cluster.address.rsplit(":")[-1]), faults)) as wire,
-        SchedulerClient(wire.address, "worker", **of["worker"]) as link,
+        SchedulerClient(wire.address, "worker", keys=keys) as link,
     ):
         link.hello(TIMEOUT)
         calls = 0
@@ -467,6 +469,7 @@ def test_a_scheduler_with_nothing_to_do_waits(tmp_path, journaled):
         rounds += 1
         return time.monotonic() < end
 
-    with Scheduler("tcp://127.0.0.1:*", servers=1, journal=tmp_path / "journal" if journaled else None) as scheduler:
+    journal = tmp_path / "journal" if journaled else None
+    with Scheduler(SchedulerConfig(bind="tcp://127.0.0.1:*", servers=1, journal=journal)) as scheduler:
         scheduler.run(going)
     assert rounds < 50

@@ -631,10 +631,10 @@ def test_a_server_that_fails_at_an_order_is_lost_with_its_reason():
 
 @pytest.mark.parametrize(
     "settings_",
-    [{"servers": 0}, {"servers": 1, "workers": 0}, {"servers": 1, "slots": 3}, {"servers": 1, "heartbeat": 0}],
+    [{"servers": 0}, {"servers": 1, "workers": 0}, {"servers": 1, "slots": 3}, {"servers": 1, "heartbeat": 0.0}],
 )
 def test_a_cluster_that_cannot_be_is_refused(settings_):
-    with pytest.raises(ValueError, match="got"):
+    with pytest.raises(ValueError, match=r"got|is 0"):
         new_membership(**settings_, rng=random.Random(0), now=0.0)
 
 

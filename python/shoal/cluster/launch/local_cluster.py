@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.base.logs import forward
 from shoal.base.scalars import whole
-from shoal.base.sizes import memory_bytes
 from shoal.cluster.launch.child import ChildProcess, Notify, Process
 from shoal.cluster.launch.roles import Start
 from shoal.cluster.launch.supervisor import Supervisor, slot_memory
 from shoal.cluster.launch.workers import start_worker, worker_environment
 from shoal.cluster.protocol.environment import find_keys
-from shoal.cluster.protocol.messages import GRACE_SECONDS
-from shoal.cluster.scheduler.state import COPY_RATE, Settings
+from shoal.cluster.scheduler.state import check_cluster
 from shoal.cluster.server.code import AllowedCode
 from shoal.config import ClusterConfig, SchedulerConfig, ServerConfig
 from shoal.consistency import BSP, Consistency
@@ -94,7 +92,7 @@ def configurations(
     """
     if memory is not None and tier is not None:
         raise ValueError("servers have a memory budget or a tier: leave memory= or tier= out")
-    StorageRoots(storage_roots, storage_options)  # both raise if they are invalid
+    StorageRoots(storage_roots, storage_options)  # all raise if they are invalid
     AllowedCode(allow_code)
     of_cluster = {name: settings.pop(name) for name in ClusterConfig.__struct_fields__ if name in settings}
     scheduler = SchedulerConfig(
@@ -105,16 +103,7 @@ def configurations(
         metrics_port=metrics_port,
         **of_cluster,
     )
-    Settings(  # likewise
-        servers=servers,
-        workers=scheduler.workers,
-        slots=scheduler.slots,
-        heartbeat=scheduler.heartbeat,
-        grace=GRACE_SECONDS,
-        replicas=scheduler.replicas,
-        copy_rate=COPY_RATE if scheduler.copy_rate is None else memory_bytes(scheduler.copy_rate),
-        replacement_seconds=scheduler.replacement_seconds,
-    )
+    check_cluster(scheduler)
     return scheduler, ServerConfig(
         scheduler="tcp://127.0.0.1:1",  # known when it has joined
         slot_memory=slot_memory(memory, scheduler.slots),

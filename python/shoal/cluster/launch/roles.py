@@ -25,7 +25,6 @@ from msgspec import structs
 from shoal.base.decoders import json_decoder
 from shoal.base.logs import identify
 from shoal.base.plural import counted
-from shoal.base.sizes import memory_bytes
 from shoal.cluster.protocol import metrics
 from shoal.cluster.protocol.reports import Drained, Joined, Report, process_name
 from shoal.config import SchedulerConfig, ServerConfig
@@ -53,28 +52,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 _START = json_decoder(Start)
 
 
-def make_scheduler(config: SchedulerConfig) -> Scheduler:
-    """Create a scheduler."""
-    from shoal.cluster.protocol.curve import Keys
-    from shoal.cluster.scheduler.scheduler import Scheduler
-    from shoal.cluster.scheduler.state import COPY_RATE
-
-    return Scheduler(
-        config.bind,
-        servers=config.servers,
-        workers=config.workers,
-        slots=config.slots,
-        heartbeat=config.heartbeat,
-        replicas=config.replicas,
-        copy_rate=COPY_RATE if config.copy_rate is None else memory_bytes(config.copy_rate),
-        replacement_seconds=config.replacement_seconds,
-        journal=config.journal,
-        grace=config.grace,
-        keys=None if config.curve is None else Keys.load(config.curve, "scheduler"),
-        insecure=config.insecure,
-    )
-
-
 def run(
     config: RoleConfig,
     around: Callable[[Role], AbstractContextManager[None]],
@@ -97,7 +74,9 @@ def run(
             say(f"probes are answered at {health.address}")
         joined = Joined(process=process_name(), pid=os.getpid(), probes="" if health is None else health.address)
         if isinstance(config, SchedulerConfig):
-            scheduler = ended.enter_context(make_scheduler(config))
+            from shoal.cluster.scheduler.scheduler import Scheduler
+
+            scheduler = ended.enter_context(Scheduler(config))
             scheduler.on_death = tell
             identify(cluster=scheduler.membership.state.cluster)
             say(f"scheduler at {scheduler.address}, for {counted(config.servers, 'server')}")

@@ -27,7 +27,6 @@ from shoal.base.interrupts import Terminated, at_boundaries, held_back
 from shoal.base.logs import worker_line
 from shoal.base.plural import counted
 from shoal.base.timed_queue import TimedQueue
-from shoal.cluster.launch import roles
 from shoal.cluster.launch.child import ChildProcess, Process, end_all, exit_status
 from shoal.cluster.launch.supervisor import PATIENCE_SECONDS, Supervisor
 from shoal.cluster.protocol.address import is_loopback, join_address, split
@@ -266,6 +265,7 @@ def run_member(
     """
     from shoal.cluster.protocol.curve import Keys
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
+    from shoal.cluster.scheduler.scheduler import Scheduler
     from shoal.cluster.server.server import Server
 
     servers = scheduler.servers
@@ -286,7 +286,7 @@ def run_member(
         host, port = split(address)
         bind = join_address(host if is_loopback(host) else "*", port)
         config = structs.replace(scheduler, bind=bind, workers=workers)
-        with roles.make_scheduler(config) as made, _until_interrupted(grace) as in_time:
+        with Scheduler(config) as made, _until_interrupted(grace) as in_time:
             members = made.membership
 
             def goes_on() -> bool:

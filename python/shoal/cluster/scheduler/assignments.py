@@ -126,7 +126,7 @@ class Assignments:
         state, link = self._state, server.link
         assert state.newest is not None
         link.assignment.sent(state.now, again=again)
-        self._peers.out.append((link.route, Assign(state.newest, server.pending, state.settings.copy_rate)))
+        self._peers.out.append((link.route, Assign(state.newest, server.pending, state.copy_rate)))
 
     def resend(self) -> None:
         """Send the assignments that were not confirmed in time again."""

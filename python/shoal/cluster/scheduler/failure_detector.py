@@ -49,7 +49,7 @@ class FailureDetector:
         now = self._state.now
         for peer in list(self._peers.known.values()):
             silent = now - peer.link.last_heard
-            is_silent = silent > self._state.settings.dead_after and self._is_known(peer)
+            is_silent = silent > self._state.dead_after and self._is_known(peer)
             if is_silent and not self._is_waited_for(peer, silent):
                 yield Died(peer.sender, f"it has been silent for {silent:.1f} s", silent)
         for sender, disconnected in list(self._disconnected.items()):

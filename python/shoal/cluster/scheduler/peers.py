@@ -15,6 +15,7 @@ from collections import deque
 from typing import NamedTuple, TypeAlias
 
 from shoal.cluster.protocol.messages import (
+    GRACE_SECONDS,
     ErrorReply,
     Events,
     Heartbeat,
@@ -170,9 +171,9 @@ class Peers:
             peer.host,
             settings.slots,
             settings.heartbeat,
-            settings.dead_after,
+            state.dead_after,
             self.num_events,
-            settings.grace,
+            settings.grace or GRACE_SECONDS,
             settings.replicas,
         )
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from shoal.cluster.scheduler.journal import Journal
 from shoal.cluster.scheduler.membership import Membership
-from shoal.cluster.scheduler.state import Settings, State
+from shoal.cluster.scheduler.state import State
+from shoal.config import ClusterConfig
 
 _log = logging.getLogger("shoal.scheduler")
 
@@ -43,7 +44,7 @@ def recover(journal: Journal, new: State, make: Callable[[State], Membership] = 
     return make(new)
 
 
-def _check(journal: Journal, kept: Settings, given: Settings) -> None:
+def _check(journal: Journal, kept: ClusterConfig, given: ClusterConfig) -> None:
     for name in kept.__struct_fields__:
         if getattr(kept, name) != getattr(given, name):
             raise ValueError(

@@ -304,7 +304,7 @@ class Replicas:
         """Change the map toward the goals of the planner."""
         layout, map = self._layout()
         state, settings, now = self._state, self._state.settings, self._state.now
-        pause = min(_MOVE_BYTES / settings.copy_rate, _MAX_PAUSE_SECONDS)
+        pause = min(_MOVE_BYTES / state.copy_rate, _MAX_PAUSE_SECONDS)
         most_moves = len(map.arcs) if pause < _SHORT_SECONDS else int(now >= state.move_at)
         state.plan_at = None
         state.avoid = {pair: until for pair, until in state.avoid.items() if until > now}

@@ -36,7 +36,6 @@ from shoal.cluster.protocol.address import all_refuse, bindable, check_bind, joi
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.protocol.messages import (
-    GRACE_SECONDS,
     ErrorReply,
     MalformedMessageError,
     Message,
@@ -55,11 +54,11 @@ from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.peers import AddressProbe, LivenessProbe, Outgoing
 from shoal.cluster.scheduler.recovery import recover
 from shoal.cluster.scheduler.silence import Pinger
-from shoal.cluster.scheduler.state import COPY_RATE, Settings, State
+from shoal.cluster.scheduler.state import new_state
+from shoal.config import SchedulerConfig
 
 _log = logging.getLogger("shoal.scheduler")
 
-_JOURNAL_GRACE_SECONDS = 600.0  # long enough to start the scheduler again by hand
 _PROBE_SECONDS = 5.0  # for an endpoint to answer a connection
 _LIVENESS_SECONDS = 1.0  # for a server's machine to accept or refuse a connection
 _MAX_BATCH = 1000  # messages between two checks of the time
@@ -75,44 +74,20 @@ class Scheduler:
 
     Examples
     --------
-    >>> with Scheduler("tcp://127.0.0.1:*", servers=2) as scheduler:
+    >>> with Scheduler(SchedulerConfig(bind="tcp://127.0.0.1:*", servers=2)) as scheduler:
     ...     scheduler.address.startswith("tcp://127.0.0.1:")
     True
     """
 
-    def __init__(
-        self,
-        bind: str,
-        *,
-        servers: int,
-        workers: int = 1,
-        slots: int = 1024,
-        heartbeat: float = 2.0,
-        replicas: int = 0,
-        copy_rate: int = COPY_RATE,
-        replacement_seconds: float = 0.0,
-        journal: str | os.PathLike[str] | None = None,
-        grace: float | None = None,
-        keys: Keys | None = None,
-        insecure: bool = False,
-    ) -> None:
-        host, port = split(bind, wildcard=True)
-        check_bind(bind, secured=keys is not None, insecure=insecure)
+    def __init__(self, config: SchedulerConfig) -> None:
+        keys = None if config.curve is None else Keys.load(config.curve, "scheduler")
+        host, port = split(config.bind, wildcard=True)
+        check_bind(config.bind, secured=keys is not None, insecure=config.insecure)
         bound_host = bindable(host)
         self._refusals = Refusals(_log)
         self._guard: Guard | None = None
         self._journal: Journal | None = None
-        settings = Settings(
-            servers=servers,
-            workers=workers,
-            slots=slots,
-            heartbeat=heartbeat,
-            grace=(GRACE_SECONDS if journal is None else _JOURNAL_GRACE_SECONDS) if grace is None else grace,
-            replicas=replicas,
-            copy_rate=copy_rate,
-            replacement_seconds=replacement_seconds,
-        )
-        new = State(settings=settings, seed=os.urandom(16))
+        new = new_state(config, os.urandom(16))
         self.on_death: Callable[[ServerDied | WorkerDied], None] = lambda death: None  # called by the thread of `run`
         self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
@@ -124,8 +99,8 @@ class Scheduler:
         self._found: deque[Callable[[float], Outgoing]] = deque()  # results of probes, for the membership
         make = partial(Membership, counts=self.refused, record=self._record)
         with contextlib.ExitStack() as undo:  # run by `close`, last to first
-            if journal is not None:
-                self._journal = undo.enter_context(Journal(journal))
+            if config.journal is not None:
+                self._journal = undo.enter_context(Journal(config.journal))
                 self._membership = recover(self._journal, new, make)
             else:
                 self._membership = make(new)
@@ -147,7 +122,7 @@ class Scheduler:
             )
             self._router = undo.enter_context(contextlib.closing(self._context.socket(zmq.ROUTER)))
             self._monitor = undo.enter_context(contextlib.closing(ConnectionMonitor(self._context, self._router)))
-            bound = self._bind(bind, bound_host, port, heartbeat, keys)
+            bound = self._bind(config, bound_host, port, keys)
             self.address = join_address(host if host not in ("", "*") else bound[0], bound[1])
             self._probers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
             undo.callback(self._probers.shutdown, wait=False, cancel_futures=True)
@@ -157,7 +132,7 @@ class Scheduler:
                 self._flush()
             self._closing = undo.pop_all()
 
-    def _bind(self, bind: str, host: str, port: int, heartbeat: float, keys: Keys | None) -> tuple[str, int]:
+    def _bind(self, config: SchedulerConfig, host: str, port: int, keys: Keys | None) -> tuple[str, int]:
         """Set the options of the socket and listen; returns host and port."""
         router = self._router
         if keys is not None:
@@ -172,14 +147,16 @@ class Scheduler:
         router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers may connect at the same time
         router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         # A silent connection is replaced before its peer counts as dead: its framing may be damaged.
-        interval_ms = int(1000 * min(max(2.0, heartbeat), 1e6))
+        interval_ms = int(1000 * min(max(2.0, config.heartbeat), 1e6))
         router.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
         router.setsockopt(zmq.HEARTBEAT_TIMEOUT, interval_ms * 3 // 2)
         try:
             router.bind(join_address(host, port))
         except zmq.ZMQError as error:
             taken = "; another program listens there, choose another port" if error.errno == errno.EADDRINUSE else ""
-            raise OSError(error.errno, f"cannot listen at {bind}: {os.strerror(error.errno or 0)}{taken}") from None
+            raise OSError(
+                error.errno, f"cannot listen at {config.bind}: {os.strerror(error.errno or 0)}{taken}"
+            ) from None
         return split(router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
 
     def __enter__(self) -> Self:

@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from shoal.base.sizes import memory_bytes
 from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
     MAX_WORKERS,
@@ -38,9 +39,11 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import Outcome
 from shoal.cluster.scheduler.splits import SplitTracker
+from shoal.config import ClusterConfig
 
 COPY_RATE = 1 << 25  # bytes per second: a tenth of a core, at 2.4 ns per byte of rows of dim 1
 DEAD_AFTER = 5  # heartbeats missed
+JOURNAL_GRACE_SECONDS = 600.0  # long enough to start the scheduler again by hand
 _MAX_OLD_ROUTES = 8
 _RESEND_SECONDS = 0.1
 _MAX_RESEND_SECONDS = 1.0
@@ -50,45 +53,21 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a cluster; constant as long as it exists. :class:`shoal.config.ClusterConfig` describes them."""
-
-    servers: int
-    workers: int = 1
-    slots: int = 1024
-    heartbeat: float = 2.0  # seconds
-    grace: float = GRACE_SECONDS
-    replicas: int = 0
-    copy_rate: int = COPY_RATE  # bytes per second
-    replacement_seconds: float = 0.0
-
-    @property
-    def dead_after(self) -> float:
-        """Seconds of silence after which a process is dead: see failure_detector.py."""
-        return DEAD_AFTER * self.heartbeat
-
-    def __post_init__(self) -> None:
-        if self.servers < 1 or self.workers < 1:
-            raise ValueError(f"a cluster needs a server and a worker at least, got {self.servers} and {self.workers}")
-        if self.workers > MAX_WORKERS:
-            raise ValueError(f"a job has {MAX_WORKERS} workers at most, got {self.workers}")
-        if self.slots not in {1 << bits for bits in range(1, 15)}:
-            raise ValueError(f"slots must be a power of two from 2 to 16384, got {self.slots}")
-        if self.heartbeat <= 0:
-            raise ValueError(f"heartbeat must be a number of seconds above 0, got {self.heartbeat}")
-        if self.grace <= 0:
-            raise ValueError(f"grace must be a number of seconds above 0, got {self.grace}")
-        if not 0 <= self.replicas < self.servers:
-            raise ValueError(
-                f"replicas must be a number from 0 to {self.servers - 1}, since each copy is on another of the "
-                f"{self.servers} servers, got {self.replicas}: start more servers, or keep fewer copies"
-            )
-        if self.copy_rate < 1:
-            raise ValueError(f"copy_rate must be a number of bytes per second above 0, got {self.copy_rate}")
-        if not 0 <= self.replacement_seconds < 1e9:
-            raise ValueError(
-                f"replacement_seconds must be a number of seconds, 0 or more, got {self.replacement_seconds}"
-            )
+def check_cluster(config: ClusterConfig) -> None:
+    """Raise a ValueError for settings that do not go together, or that no cluster can have."""
+    if config.workers > MAX_WORKERS:
+        raise ValueError(f"a job has {MAX_WORKERS} workers at most, got {config.workers}")
+    if config.slots not in {1 << bits for bits in range(1, 15)}:
+        raise ValueError(f"slots must be a power of two from 2 to 16384, got {config.slots}")
+    if not config.replicas < config.servers:
+        raise ValueError(
+            f"replicas must be a number from 0 to {config.servers - 1}, since each copy is on another of the "
+            f"{config.servers} servers, got {config.replicas}: start more servers, or keep fewer copies"
+        )
+    if not config.replacement_seconds < 1e9:
+        raise ValueError(
+            f"replacement_seconds must be a number of seconds, 0 or more, got {config.replacement_seconds}"
+        )
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------
@@ -403,9 +382,9 @@ class Launchers(_State):
 
 
 class State(_State):
-    """The state of a cluster. A new one is made of its settings and a seed of 16 random bytes."""
+    """The state of a cluster: see `new_state`."""
 
-    settings: Settings
+    settings: ClusterConfig
     seed: bytes  # of the numbers of the cluster, of jobs and of streams
     drawn: int = 0  # how many of them
     now: float = 0.0  # of the last input; seconds from any origin
@@ -447,6 +426,17 @@ class State(_State):
         if self.published == self.newest:
             self.published = self.newest  # one object, as before it was stored
 
+    @property
+    def dead_after(self) -> float:
+        """Seconds of silence after which a process is dead: see failure_detector.py."""
+        return DEAD_AFTER * self.settings.heartbeat
+
+    @property
+    def copy_rate(self) -> int:
+        """Bytes per second that each endpoint sends at most to make a new copy."""
+        rate = self.settings.copy_rate
+        return COPY_RATE if rate is None else memory_bytes(rate)
+
     def draw(self, bits: int) -> int:
         """Return the next random number, which depends on the seed and on how many were drawn alone."""
         self.drawn += 1
@@ -455,3 +445,11 @@ class State(_State):
     def servers(self) -> Iterator[ServerPeer]:
         """Yield the servers that have joined or have asked to, in the order in which they came."""
         return (peer for peer in self.peers.values() if isinstance(peer, ServerPeer) and peer.rank >= 0)
+
+
+def new_state(config: ClusterConfig, seed: bytes) -> State:
+    """Return the state of a new cluster; the seed is 16 random bytes."""
+    check_cluster(config)
+    kept = {name: getattr(config, name) for name in ClusterConfig.__struct_fields__}
+    grace = config.grace or (GRACE_SECONDS if config.journal is None else JOURNAL_GRACE_SECONDS)
+    return State(ClusterConfig(**{**kept, "grace": grace, "journal": None}), seed)

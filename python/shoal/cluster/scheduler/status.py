@@ -58,7 +58,7 @@ def status_of(state: State, *, uptime: float) -> StatusReply:
         state.generation,
         round(uptime, 3),
         settings.heartbeat,
-        settings.dead_after,
+        state.dead_after,
         0 if map is None else map.epoch,
         settings.slots,
         settings.servers,
