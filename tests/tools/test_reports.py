@@ -12,6 +12,7 @@ import pytest
 import shoal
 from shoal import Batch, LogisticRegression, cli, models
 from shoal.models import EarlyStopping
+from shoal.models.evaluation import measure
 from shoal.tools.reports import charts
 
 pytest.importorskip("matplotlib", reason="reports need matplotlib: pip install shoal[plot]")
@@ -141,7 +142,8 @@ def test_calibration_and_roc_show_the_held_out_data(saved, rng, tmp_path, drawn)
     held = make_batch(rng)
     page = read(shoal.tools.report(saved, tmp_path / "r.html", [held]))
     with LogisticRegression.load(saved) as model:
-        metrics, measured = model.measure(held)
+        found = measure([model], held)[0]
+        metrics, measured = found.metrics, found.curves
     np.testing.assert_array_equal(curves(drawn[TPR]), [np.column_stack([measured.fpr, measured.tpr])])
     deciles = [(d.mean_probability, d.mean_label) for d in measured.deciles]
     np.testing.assert_array_equal(curves(drawn[SHARE]), [deciles])
@@ -201,7 +203,7 @@ def test_a_calibrated_model_is_not_shown_with_figures_from_before_without_a_word
         model.fit([make_batch(rng)], valid=[held], progress=False)
         model.save(tmp_path / "plain")
         model.calibrate(held, "platt").save(tmp_path / "m")
-        calibrated = model.measure(held)[1].deciles
+        calibrated = measure([model], held)[0].curves.deciles
     note = "measured before the model was calibrated"
     assert note not in shoal.tools.report(tmp_path / "plain").read_text()
     text = shoal.tools.report(tmp_path / "m").read_text()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any, Generic, Self, TypeVar
 
@@ -24,7 +25,6 @@ from shoal.models import fitting
 from shoal.models.logistic import LogisticRegression
 from shoal.models.plan import EarlyStopping, FitInput, Learning, Metric, Plan
 from shoal.models.predictor import Predictor
-from shoal.models.saved_predictor import StoreOwner
 from shoal.optim import FTRL, Optimizer
 from shoal.store.base import Store
 from shoal.store.local import local
@@ -58,7 +58,81 @@ class GridResult(msgspec.Struct, Generic[M], frozen=True, kw_only=True):
         return self.progressive if self.valid is None else self.valid
 
 
-class LogisticRegressionGrid(StoreOwner):
+class Grid(Generic[M]):
+    """Models of all combinations of some settings, trained in the same passes; a context manager."""
+
+    def __init__(self, grid: Mapping[str, Sequence[Any]]) -> None:
+        _check_values(grid)
+        self._settings: list[dict[str, Any]] = [
+            dict(zip(grid, map(plain, values), strict=True)) for values in itertools.product(*grid.values())
+        ]
+        self._models: list[M] = []
+        self._stores = ExitStack()
+
+    def __len__(self) -> int:
+        """Return the number of models."""
+        return len(self._models)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the stores that the grid has made."""
+        self._stores.close()
+
+    @property
+    def models(self) -> tuple[M, ...]:
+        """The models, in the order of the grid: its last name changes fastest."""
+        return tuple(self._models)
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings of each model, in the same order."""
+        return [dict(settings) for settings in self._settings]
+
+    @property
+    def examples(self) -> int:
+        """Greatest number of examples that a model has learned from; others may have stopped early."""
+        return max(model.examples for model in self._models)
+
+    def results(self, metric: Metric = "logloss") -> list[GridResult[M]]:
+        """Return the results of the settings, the best first.
+
+        Parameters
+        ----------
+        metric : {"logloss", "auc"}
+            Of the validation data if `fit` had some, else progressive.
+
+        Returns
+        -------
+        list of GridResult
+
+        Raises
+        ------
+        ValueError
+            The grid was not fitted yet.
+        """
+        if metric not in ("logloss", "auc"):
+            raise ValueError(f"metric is {metric!r}: pass 'logloss' or 'auc'")
+        if any(not model.history.passes for model in self._models):
+            raise ValueError("this grid is not fitted yet: call fit")
+        results = [_result(given, model) for given, model in zip(self.settings, self._models, strict=True)]
+
+        def order(result: GridResult[M]) -> tuple[bool, float]:
+            value = result.measured.logloss if metric == "logloss" else -result.measured.auc
+            return math.isnan(value), value
+
+        return sorted(results, key=order)  # stable: equal results stay in the order of the grid
+
+    def best(self, metric: Metric = "logloss") -> M:
+        """Return the model of the best settings."""
+        return self.results(metric)[0].model
+
+
+class LogisticRegressionGrid(Grid[LogisticRegression]):
     """Logistic regressions of all combinations of some settings of the optimizer, trained in the same passes.
 
     Parameters
@@ -109,48 +183,27 @@ class LogisticRegressionGrid(StoreOwner):
         warm_up: bool = True,
     ) -> None:
         base = FTRL() if optimizer is None else optimizer
-        _check_grid(grid, base)
-        self._settings = combinations(grid)
-        given: list[dict[str, Any]] = list(self._settings)
-        optimizers = [replace(base, **settings) for settings in given]
-        super().__init__(local() if store is None else store, is_own=store is None)
+        _check_settings(grid, base)
+        super().__init__(grid)
+        optimizers = [replace(base, **settings) for settings in self._settings]
         self._learning = Learning(negative_rate=negative_rate, warm_up=warm_up, seed=seed)
-        try:
+        with ExitStack() as failed:
+            failed.callback(self.close)
+            shared = self._stores.enter_context(local()) if store is None else store
             self._models = [
                 LogisticRegression(
                     one,
-                    store=self._store,
+                    store=shared,
                     bias=bias,
-                    table=f"lr-{i}",
+                    table=f"lr-{number}",
                     seed=seed,
                     normalized=normalized,
                     negative_rate=negative_rate,
                     warm_up=warm_up,
                 )
-                for i, one in enumerate(optimizers)
+                for number, one in enumerate(optimizers)
             ]
-        except BaseException:
-            self.close()
-            raise
-
-    def __len__(self) -> int:
-        """Return the number of models."""
-        return len(self._models)
-
-    @property
-    def models(self) -> tuple[LogisticRegression, ...]:
-        """The models, in the order of the grid: its last name changes fastest."""
-        return tuple(self._models)
-
-    @property
-    def settings(self) -> list[dict[str, float]]:
-        """The settings of each model, in the same order."""
-        return [dict(settings) for settings in self._settings]
-
-    @property
-    def examples(self) -> int:
-        """Greatest number of examples that a model has learned from; others may have stopped early."""
-        return max(model.examples for model in self._models)
+            failed.pop_all()
 
     def fit(
         self,
@@ -177,44 +230,6 @@ class LogisticRegressionGrid(StoreOwner):
         fitting.fit(self._models, FitInput(first.reading(reader), held_out, plan), progress=progress)
         return self
 
-    def results(self, metric: Metric = "logloss") -> list[GridResult[LogisticRegression]]:
-        """Return the results of the settings, the best first.
-
-        Parameters
-        ----------
-        metric : {"logloss", "auc"}
-            Of the validation data if `fit` had some, else progressive.
-
-        Returns
-        -------
-        list of GridResult
-
-        Raises
-        ------
-        ValueError
-            The grid was not fitted yet.
-        """
-        return ranked(self._settings, self._models, metric)
-
-    def best(self, metric: Metric = "logloss") -> LogisticRegression:
-        """Return the model of the best settings."""
-        return self.results(metric)[0].model
-
-
-def ranked(settings: Sequence[Mapping[str, Any]], models: Sequence[M], metric: Metric) -> list[GridResult[M]]:
-    """Return the results of a grid's models, the best first; see `LogisticRegressionGrid.results`."""
-    if metric not in ("logloss", "auc"):
-        raise ValueError(f"metric is {metric!r}: pass 'logloss' or 'auc'")
-    if any(not model.history.passes for model in models):
-        raise ValueError("this grid is not fitted yet: call fit")
-    results = [_result(dict(given), model) for given, model in zip(settings, models, strict=True)]
-
-    def order(result: GridResult[M]) -> tuple[bool, float]:
-        value = result.measured.logloss if metric == "logloss" else -result.measured.auc
-        return math.isnan(value), value
-
-    return sorted(results, key=order)  # stable: equal results stay in the order of the grid
-
 
 def _result(settings: dict[str, Any], model: M) -> GridResult[M]:
     history = model.history
@@ -222,7 +237,7 @@ def _result(settings: dict[str, Any], model: M) -> GridResult[M]:
     return GridResult(settings=settings, model=model, progressive=history.passes[0].metrics, valid=kept.valid)
 
 
-def check_values(grid: Mapping[str, Sequence[Any]]) -> None:
+def _check_values(grid: Mapping[str, Sequence[Any]]) -> None:
     """Raise ValueError if a grid is empty, or has no value for a setting, or one twice."""
     if not grid:
         raise ValueError('the grid is empty: pass settings and the values to try, such as {"alpha": [0.05, 0.1]}')
@@ -233,14 +248,8 @@ def check_values(grid: Mapping[str, Sequence[Any]]) -> None:
             raise ValueError(f"the grid has a value for {name!r} twice: {', '.join(map(str, values))}")
 
 
-def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return the settings of each combination of a grid's values."""
-    return [dict(zip(grid, map(plain, values), strict=True)) for values in itertools.product(*grid.values())]
-
-
-def _check_grid(grid: Mapping[str, Sequence[float]], optimizer: Optimizer) -> None:
+def _check_settings(grid: Mapping[str, Sequence[float]], optimizer: Optimizer) -> None:
     known = [field.name for field in fields(optimizer)]
     for name in grid:
         if name not in known:
             raise ValueError(f"{type(optimizer).__name__} has no setting {name!r}: choose from {', '.join(known)}")
-    check_values(grid)

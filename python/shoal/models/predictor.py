@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.data import Batch, Reader
 from shoal.errors import CorruptionError
-from shoal.metrics import Accumulator, Curves, Metrics, StreamMetrics, probabilities
+from shoal.metrics import Accumulator, Metrics, StreamMetrics, probabilities
 from shoal.models import evaluation, inputs, sources
 from shoal.models.calibration import Calibration, from_dict, isotonic, platt
 from shoal.models.history import History, Record
@@ -355,30 +355,8 @@ class Predictor(ABC):
         ValueError
             The model has not learned from anything yet.
         """
-        return self.measure(data, y, sample_weight=sample_weight)[0]
-
-    def measure(self, data: Any, y: Any = None, *, sample_weight: Any = None) -> tuple[Metrics, Curves | None]:
-        """Measure as `evaluate` does, with the calibration by decile and the ROC curve.
-
-        Parameters
-        ----------
-        data, y, sample_weight
-            As for `evaluate`.
-
-        Returns
-        -------
-        Metrics
-        Curves or None
-            None of several classes.
-
-        Raises
-        ------
-        ValueError
-            The model has not learned from anything yet.
-        """
         self.check_fitted()
-        measured = evaluation.measure([self], self._to_measure(data, y, sample_weight))[0]
-        return measured.metrics, measured.curves
+        return evaluation.measure([self], self._to_measure(data, y, sample_weight))[0].metrics
 
     def _to_measure(self, data: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Return the labelled examples as batches."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -21,8 +20,8 @@ import torch
 
 from shoal.data import Batch
 from shoal.models import fitting
-from shoal.models.grid import GridResult, check_values, combinations, ranked
-from shoal.models.plan import FitInput, Learning, Metric, Plan
+from shoal.models.grid import Grid
+from shoal.models.plan import FitInput, Learning, Plan
 from shoal.store.local import local
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import Config, build, parse
@@ -31,7 +30,7 @@ _SHORT = {"architecture": "model.name", "dim": "model.dim", "lr": "train.optimiz
 _VARIED = ("model", "tables", "train.optimizer")
 
 
-class ClickModelGrid:
+class ClickModelGrid(Grid[ClickModel]):
     """Click models of all combinations of some settings of a configuration, trained in the same passes.
 
     Parameters
@@ -74,57 +73,23 @@ class ClickModelGrid:
         threads: int | None = None,
         slots: int = 1024,
     ) -> None:
+        super().__init__(grid)
         base = config if isinstance(config, Config) else parse(config)
-        check_values(grid)
-        self._settings = combinations(grid)
         self._configs = [_with(base, settings) for settings in self._settings]
-        self._stack = ExitStack()
-        self._models: list[ClickModel] = []
         with ExitStack() as failed:
             failed.callback(self.close)
             for one in self._configs:
-                store = self._stack.enter_context(local(threads=threads, slots=slots))
+                store = self._stores.enter_context(local(threads=threads, slots=slots))
                 with torch.random.fork_rng(devices=[]):
                     model = build(one, store)
                     model.own_random()
                 self._models.append(model)
             failed.pop_all()
 
-    def __len__(self) -> int:
-        """Return the number of models."""
-        return len(self._models)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the stores of all models."""
-        self._stack.close()
-
-    @property
-    def models(self) -> tuple[ClickModel, ...]:
-        """The models, in the order of the grid: its last name changes fastest."""
-        return tuple(self._models)
-
-    @property
-    def settings(self) -> list[dict[str, Any]]:
-        """The settings of each model, in the same order."""
-        return [dict(settings) for settings in self._settings]
-
     @property
     def configs(self) -> list[Config]:
         """The whole configuration of each model, in the same order."""
         return list(self._configs)
-
-    @property
-    def examples(self) -> int:
-        """Greatest number of examples that a model has learned from; others may have stopped early."""
-        return max(model.examples for model in self._models)
 
     def fit(
         self, reader: Iterable[Batch], *, valid: Iterable[Batch] | None = None, progress: bool | float = True
@@ -150,25 +115,6 @@ class ClickModelGrid:
         plan = Plan.of(learning, train.epochs, train.shuffle, train.early_stopping)
         fitting.fit(self._models, FitInput(first.reading(reader), first.reading(valid), plan), progress=progress)
         return self
-
-    def results(self, metric: Metric = "logloss") -> list[GridResult[ClickModel]]:
-        """Return the results of the settings, the best first.
-
-        Parameters
-        ----------
-        metric : {"logloss", "auc"}
-            Of the validation data if `fit` had some, else progressive.
-
-        Raises
-        ------
-        ValueError
-            The grid was not fitted yet.
-        """
-        return ranked(self._settings, self._models, metric)
-
-    def best(self, metric: Metric = "logloss") -> ClickModel:
-        """Return the model of the best settings."""
-        return self.results(metric)[0].model
 
 
 def _with(config: Config, settings: Mapping[str, Any]) -> Config:

@@ -20,7 +20,7 @@ import numpy as np
 
 from shoal import checkpoint, models
 from shoal.data import Batch, Reader, columns
-from shoal.models import Fit, Model, files
+from shoal.models import Fit, Model, evaluation, files
 from shoal.models.predictor import Predictor
 from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir, StoragePath
@@ -124,12 +124,13 @@ def _loaded(directory: StorageDir, store: Store) -> Model | ClickModel:
 
 
 def _held_out(model: Predictor, data: Iterable[Batch], name: str | None) -> HeldOut:
-    metrics, curves = model.measure(model.reading(data))
+    model.check_fitted()
+    measured = evaluation.measure([model], model.reading(data))[0]
     path = getattr(data, "path", None)
     return HeldOut(
         name=name or (Path(path).name if path is not None else "held out"),
-        metrics=metrics,
-        curves=curves,
+        metrics=measured.metrics,
+        curves=measured.curves,
         calibrated=model.calibration is not None,
     )
 
