@@ -366,9 +366,9 @@ LEARNING = """
                 time.sleep(0.02)
                 yield shoal.Batch(np.arange(100, dtype=np.float32) % 2, np.arange(101), keys, np.ones(100, np.float32))
     with shoal.connect() as store:
-        model = shoal.LogisticRegression(store=store)
+        model = shoal.LogisticRegression(store=store, warm_up=False)
         try:
-            model.fit(Endless(), warm_up=False, progress=False)
+            model.fit(Endless(), progress=False)
         except KeyboardInterrupt:
             if store.rank == 0:
                 model.save("m")

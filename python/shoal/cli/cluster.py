@@ -539,7 +539,7 @@ def _launch_once(
     workers: int | tuple[int, int],
 ) -> tuple[int, str]:
     """Run a program on a cluster on this machine; return its exit status, and the failure of the first process."""
-    from shoal.cluster.launch.child import ProcessFailedError, exit_status
+    from shoal.cluster.launch.child import ProcessFailedError
     from shoal.cluster.launch.local_cluster import LocalCluster
     from shoal.cluster.launch.workers import run_workers
 
@@ -563,12 +563,11 @@ def _launch_once(
         return failed_role.status or FAILED, str(failed_role)
     if first is None:
         return DONE, ""
-    return exit_status(first) or FAILED, f"{first.name} {first.describe_end()}"
+    return first.status or FAILED, f"{first.name} {first.describe_end()}"
 
 
 def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
     """Run a program on a new cluster, whose processes are actors of Ray."""
-    from shoal.cluster.launch.child import exit_status
     from shoal.cluster.launch.workers import run_workers
     from shoal.cluster.protocol.environment import find_keys
     from shoal.ray import ShoalConfig, start
@@ -612,4 +611,4 @@ def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
         if failed is None:
             return Answer("", {})
         warn(f"{failed.name} {failed.describe_end()}")
-        return Answer("", {}, exit_status(failed) or FAILED)
+        return Answer("", {}, failed.status or FAILED)

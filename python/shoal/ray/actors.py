@@ -16,7 +16,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -27,7 +26,7 @@ from ray.exceptions import RayError
 from shoal.base.logs import LOG_FORMAT, configure_logging, identify
 from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch import roles
-from shoal.cluster.launch.child import ChildProcess, Notify, describe_status
+from shoal.cluster.launch.child import ChildProcess, Notify, Process
 from shoal.cluster.launch.workers import Emit, no_op, supervised
 from shoal.cluster.protocol.address import join_address
 from shoal.cluster.protocol.reports import Joined, Report
@@ -39,7 +38,6 @@ from shoal.ray.gauges import ServerGauges
 METHODS = 3  # methods of an actor that run at the same time
 
 _LINES = 1000  # of output in an item, at most
-_LAST_LINES = 40
 _KILL_SECONDS = 5.0  # for an actor that is killed to end
 
 LogFormat = Literal["text", "json"] | None
@@ -161,20 +159,18 @@ class ProgramActor:
             self._child.signal(signal.Signals(number))
 
 
-class ActorProcess:
-    """An actor as its supervisor has it: a `shoal.cluster.launch.child.Process`. ``items`` are those of its ``run``."""
+class ActorProcess(Process):
+    """An actor as its supervisor has it. ``items`` are those of its ``run``."""
 
     def __init__(self, name: str, actor: Any, items: Any, notify: Notify, emit: Emit | None = None) -> None:
-        self.name = name
-        self.joined: Joined | None = None
-        self.returncode: int | None = None
+        super().__init__(name)
+        self._code: int | None = None
         self.bundle = -1  # of the placement group; -1: it is outside of it
         self._actor = actor
         self._items = items
         self._notify = notify
         self._emit = emit
         self._died = ""
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._ended = threading.Event()
         threading.Thread(target=self._follow, name=f"shoal-{name}", daemon=True).start()
 
@@ -186,7 +182,7 @@ class ActorProcess:
                 if isinstance(item, int):
                     code = item
                 elif isinstance(item, list):
-                    self._last += item
+                    self.last += item
                     for line in item:
                         emit(line)
                 else:
@@ -195,32 +191,26 @@ class ActorProcess:
             code, self._died = -signal.SIGKILL, str(unwrap(error)).strip().partition("\n")[0]
         except Exception as error:
             code, self._died = -signal.SIGKILL, f"Ray cannot be reached: {error}"
-        self.returncode = code
+        self._code = code
         self._ended.set()
         self._notify(self, None)
+
+    @property
+    def returncode(self) -> int | None:
+        """See `Process`."""
+        return self._code
 
     def describe(self) -> str:
         """See `Process`."""
         return self.name if self.joined is None else f"{self.name} ({self.joined.process})"
 
-    def has(self, pid: int) -> bool:
-        """See `Process`: numbers of processes of other machines say nothing."""
-        return False
-
     def how_ended(self) -> str:
         """See `Process`."""
-        assert self.returncode is not None
-        return f"has died: {self._died}" if self._died else describe_status(self.returncode)
-
-    def describe_end(self) -> str:
-        """See `Process`."""
-        return f"{self.how_ended()}; its last output: {self.last_output()}"
+        return f"has died: {self._died}" if self._died else super().how_ended()
 
     def last_output(self) -> str:
         """See `Process`."""
-        if self._emit is None:
-            return "see its log in Ray's dashboard"
-        return "\n".join(["", *self._last]) if self._last else "none"
+        return "see its log in Ray's dashboard" if self._emit is None else super().last_output()
 
     def signal(self, number: signal.Signals) -> None:
         """See `Process`."""

@@ -17,9 +17,10 @@ import socket
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Protocol, TypeAlias
+from typing import IO, TypeAlias
 
 import msgspec
 
@@ -31,37 +32,60 @@ _LAST_LINES = 40
 _REPORT = json_decoder(Report)
 
 
-class Process(Protocol):
-    """A scheduler, a server or a worker: a child process, or an actor of Ray."""
+class Process(ABC):
+    """A scheduler, a server or a worker: a child process, or an actor of Ray.
 
-    name: str
-    joined: Joined | None  # of a scheduler or server, once its supervisor knows
+    ``joined`` is what a scheduler or server has reported, ``last`` the last lines of the output.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.joined: Joined | None = None
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
 
     @property
+    @abstractmethod
     def returncode(self) -> int | None:
         """None while it runs; negative: the signal that killed it."""
 
+    @property
+    def status(self) -> int:
+        """The exit status, once it has ended, as a shell has it: 128 + the signal for one that was killed."""
+        code = self.returncode
+        assert code is not None
+        return code if code >= 0 else 128 - code
+
+    @abstractmethod
     def describe(self) -> str:
         """Return its name, and where it runs."""
 
     def has(self, pid: int) -> bool:
-        """Whether it, or what it has started, has this number."""
+        """Whether it, or what it has started, has this number on this machine."""
+        return False
 
     def how_ended(self) -> str:
         """Return how it has ended."""
+        code = self.returncode
+        assert code is not None
+        return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
 
     def describe_end(self) -> str:
         """Return how it has ended, and its last lines."""
+        return f"{self.how_ended()}; its last output: {self.last_output()}"
 
     def last_output(self) -> str:
         """Return the last lines of its output."""
+        return "\n".join(["", *list(self.last)]) if self.last else "none"
 
+    @abstractmethod
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process; SIGKILL also to all processes that it has started."""
 
+    @abstractmethod
     def wait(self, seconds: float) -> bool:
         """Wait so many seconds for the end; return whether it has ended."""
 
+    @abstractmethod
     def end(self, deadline: float) -> None:
         """Wait until ``deadline`` for the end, then kill it and the processes that it has started."""
 
@@ -70,8 +94,8 @@ class Process(Protocol):
 Notify: TypeAlias = Callable[[Process, Report | None], None]
 
 
-class ChildProcess:
-    """A child process and the last lines of its output.
+class ChildProcess(Process):
+    """A child process of this one.
 
     ``emit`` is called in a thread with every line of output, ``emit_error`` in another one with those of standard
     error, which without it is part of the output. A scheduler or server is sent ``start``.
@@ -87,10 +111,7 @@ class ChildProcess:
         emit_error: Callable[[str], None] | None = None,
         start: msgspec.Struct | None = None,
     ) -> None:
-        self.name = name
-        self.joined: Joined | None = None
-        self.last: deque[str] = deque(maxlen=_LAST_LINES)
-        self._lock = threading.Lock()  # guards last
+        super().__init__(name)
         self._notify = notify
         own, its = (None, None) if start is None else socket.socketpair()
         with its or contextlib.nullcontext():
@@ -129,8 +150,7 @@ class ChildProcess:
             for line in lines:
                 if line == "\r":
                     continue
-                with self._lock:
-                    self.last.append(line.rstrip("\r\n"))
+                self.last.append(line.rstrip("\r\n"))
                 if emit is not None:
                     emit(line.rstrip("\r\n"))
 
@@ -160,20 +180,11 @@ class ChildProcess:
         except ProcessLookupError:
             return False
 
-    def how_ended(self) -> str:
-        """See `Process`."""
-        return describe_status(self.process.returncode)
-
     def describe_end(self) -> str:
         """See `Process`."""
         # Read the output to its end, unless a process that it has started keeps the pipe open.
         self._join_readers()
-        return f"{self.how_ended()}; its last output: {self.last_output()}"
-
-    def last_output(self) -> str:
-        """See `Process`."""
-        with self._lock:
-            return "\n".join(["", *self.last]) if self.last else "none"
+        return super().describe_end()
 
     def signal(self, number: signal.Signals) -> None:
         """See `Process`."""
@@ -221,16 +232,4 @@ class ProcessFailedError(ShoalError):
 
     def __init__(self, process: Process) -> None:
         super().__init__(f"{process.name} {process.describe_end()}")
-        self.status = exit_status(process)
-
-
-def exit_status(process: Process) -> int:
-    """Return the exit status of a process as a shell does: 128 + the signal for one that was killed."""
-    code = process.returncode
-    assert code is not None
-    return code if code >= 0 else 128 - code
-
-
-def describe_status(code: int) -> str:
-    """Return how a process has ended."""
-    return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        self.status = process.status

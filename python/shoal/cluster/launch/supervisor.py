@@ -276,8 +276,8 @@ class Supervisor(ABC):
         _log.error("%s", text)
         error = ServerLostError(text) if is_server else NotConnectedError(text)
         with self._lock:
-            self._fault = error
-            fail = self._fail
+            fail = self._fail if self._fault is None else None  # of several ends the first one is the cause
+            self._fault = self._fault or error
         if fail is not None:
             fail(error)
         self.ended.put(process)

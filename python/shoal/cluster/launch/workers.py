@@ -27,7 +27,7 @@ from shoal.base.interrupts import Terminated, at_boundaries, held_back
 from shoal.base.logs import worker_line
 from shoal.base.plural import counted
 from shoal.base.timed_queue import TimedQueue
-from shoal.cluster.launch.child import ChildProcess, Process, end_all, exit_status
+from shoal.cluster.launch.child import ChildProcess, Process, end_all
 from shoal.cluster.launch.supervisor import PATIENCE_SECONDS, Supervisor
 from shoal.cluster.protocol.address import is_loopback, join_address, split
 from shoal.cluster.protocol.environment import PORT, ProcessIdentity
@@ -326,5 +326,5 @@ def run_member(
         (child,) = children
         if client.fault is not None:
             return 1, str(client.fault)
-        client.call(Leave(exit_status(child)), LeaveReply, server.timeout)
-    return exit_status(child), ""
+        client.call(Leave(child.status), LeaveReply, server.timeout)
+    return child.status, ""
