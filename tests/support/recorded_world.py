@@ -48,7 +48,7 @@ def described(membership: Membership) -> list[object]:
     ]
     wanted = {name: [(worker.sender, number) for worker, number in them] for name, them in kept_tables(membership)}
     results = sorted(orders._results.items()) if running else []
-    in_order = [list(state.peers), [(list(line.queue), list(line.forming.workers)) for line in state.jobs.values()]]
+    in_order = [list(state.peers), [(list(line.queue), list(line.forming)) for line in state.jobs.values()]]
     return [
         copied_state(membership),
         in_order,

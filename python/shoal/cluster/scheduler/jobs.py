@@ -49,7 +49,7 @@ from shoal.cluster.scheduler.inputs import FormingOverdue, MembersSilent, Replac
 from shoal.cluster.scheduler.orders import Operation, Orders
 from shoal.cluster.scheduler.passes import take_split
 from shoal.cluster.scheduler.peers import Peers
-from shoal.cluster.scheduler.state import FormingJob, Job, JobLine, State, Vacancy, WorkerPeer
+from shoal.cluster.scheduler.state import Job, JobLine, State, Vacancy, WorkerPeer
 
 _MAY_BE_DEAD_AFTER = 2  # heartbeats missed
 _RETURN_SECONDS = 20.0  # for the workers of a job to join the one that continues it
@@ -147,7 +147,7 @@ class Jobs:
                 self._has_place.discard(line.name)
                 self._assign_places(line)
             self._start_if_complete(line)
-            is_unused = not (line.job or line.forming.workers or line.queue or line.name in self._admitting)
+            is_unused = not (line.job or line.forming or line.queue or line.name in self._admitting)
             if is_unused and line.name:
                 del self._state.jobs[line.name]
 
@@ -244,32 +244,36 @@ class Jobs:
 
     def _place_in_forming(self, line: JobLine, worker: WorkerPeer) -> str | None:
         """As `_place_in_job`."""
-        forming = line.forming
-        if forming.workers:
-            assert forming.wants.workers is not None
-            assert forming.wants.rules is not None
-            numbers = (forming.wants.workers, forming.wants.most)
-            fault = _disagreement(line.about, worker, numbers, forming.wants.rules)
+        wants, rank = self._first(line), worker.wants.rank
+        if wants is not None:
+            assert wants.workers is not None
+            assert wants.rules is not None
+            fault = _disagreement(line.about, worker, (wants.workers, wants.most), wants.rules)
             if fault:
                 return fault
-        if not forming.takes(worker):
-            return None
-        forming.add(worker)
+            is_taken = rank is not None and rank in line.forming.values()
+            if is_taken or len(line.forming) >= max(wants.workers, wants.most):
+                return None
+        line.forming[worker.sender] = rank
         return ""
+
+    def _first(self, line: JobLine) -> Join | None:
+        """Return what the first worker of the next job asks for, as the others do; None: there is none."""
+        return next((self._worker(sender).wants for sender in line.forming), None)
 
     def missing(self, worker: WorkerPeer) -> str:
         """Return what a worker waits for that has not joined yet."""
         line = self.of(worker)
-        job, forming, rank = line.job, line.forming, worker.wants.rank
+        job, rank = line.job, worker.wants.rank
         if worker.sender not in line.queue:
-            return f"{len(forming.workers)} of {worker.wants.workers} workers have joined"
-        holder = (job.members if job is not None else forming.ranked).get(-1 if rank is None else rank)
-        if holder is not None:
+            return f"{len(line.forming)} of {worker.wants.workers} workers have joined"
+        holders = job.members if job is not None else {wanted: sender for sender, wanted in line.forming.items()}
+        if rank is not None and (holder := holders.get(rank)) is not None:
             peer = self._worker(holder)
             silent = self._state.now - peer.link.last_heard
             return f"rank {rank} belongs to {peer.about}, last heartbeat {silent:.1f} s ago"
         if job is None:
-            return f"the next job has all of its {counted(len(forming.workers), 'worker')}"
+            return f"the next job has all of its {counted(len(line.forming), 'worker')}"
         if job.most > job.size:
             return f"the {counted(job.size, 'worker')} of the job have not handed over their states yet"
         if job.most:
@@ -279,17 +283,17 @@ class Jobs:
 
     def _start_if_complete(self, line: JobLine) -> None:
         """Begin the job that forms, if all of its workers and all servers have joined."""
-        state, forming, wants = self._state, line.forming, line.forming.wants
-        if state.published is None or line.job is not None or state.broken or not forming.workers:
+        state, wants = self._state, self._first(line)
+        if state.published is None or line.job is not None or state.broken or wants is None:
             return
         assert wants.rules is not None
         if not wants.most:
             line.continuation = None
         after = line.continuation
-        if len(forming.workers) < max(wants.workers or 0, after.expected if after is not None else 0):
+        if len(line.forming) < max(wants.workers or 0, after.expected if after is not None else 0):
             return
-        members = forming.assign_ranks()
-        line.forming = FormingJob()
+        members = _assign_ranks(line.forming)
+        line.forming = {}
         workers = [self._worker(sender) for sender in members.values()]
         for rank, worker in zip(members, workers, strict=True):
             worker.rank = rank
@@ -496,7 +500,8 @@ class Jobs:
         line = self.of(worker)
         job, settings = line.job, self._state.settings
         line.queue.pop(worker.sender, None)
-        if line.forming.remove(worker):
+        if worker.sender in line.forming:
+            del line.forming[worker.sender]
             self._has_place.add(line.name)
         elif job is not None and job.has(worker):
             text = f"{worker} is dead, {why}"
@@ -541,7 +546,7 @@ class Jobs:
         """Forget the workers that wait: the cluster is broken."""
         self._admitting.clear()
         for line in self._state.jobs.values():
-            line.forming = FormingJob()
+            line.forming.clear()
             line.queue.clear()
 
     # --- barriers and passes ----------------------------------------------------------------------------------
@@ -578,6 +583,14 @@ class Jobs:
         if job is None or not job.has(worker):
             return ErrorReply("protocol", f"{worker} has left the job and requested data")
         return take_split(job, worker, take, self._state.now)
+
+
+def _assign_ranks(forming: dict[bytes, int | None]) -> dict[int, bytes]:
+    """Return workers by rank: those that asked for none get the remaining ones, in the order of their arrival."""
+    placed = {rank: sender for sender, rank in forming.items() if rank is not None}
+    free = (rank for rank in range(len(forming)) if rank not in placed)
+    placed |= {next(free): sender for sender, rank in forming.items() if rank is None}
+    return dict(sorted(placed.items()))
 
 
 def _raise_incarnation(line: JobLine, rank: int) -> int:

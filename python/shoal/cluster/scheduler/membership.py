@@ -7,18 +7,6 @@ Its state (state.py) changes by the inputs of inputs.py alone. Each is passed to
 `replay` applies recorded ones again, without clock or network, and ends in the same state. So a scheduler that stores
 its inputs can be started again.
 
-    forming    servers join, in any order; their ranks are 0..S-1
-    map        the last server has joined: the slots are divided evenly among all endpoints, in the order of the ranks
-    job        W workers of its name have joined; those that asked for no rank get the remaining ones. All servers start
-               the job, then all workers receive JoinReply; it ends when the last worker has left or died, and the next
-               join begins another
-    broken     a server was lost, and rows of which there is no copy with it: every request is refused with its name
-
-Everything that must be the same on all servers is an operation: a generator that yields an order, which goes to every
-server, and receives the results. One operation runs at a time, the others wait in a queue, so all servers see the same
-orders in the same order (state machine replication with one leader). An order is sent again until it is acknowledged;
-the next one is sent after that.
-
 Invariants (tests/cluster/scheduler/test_membership.py tests them on random schedules):
   I1  A rank has at most one worker that was not declared dead, and its incarnation rises with every admission.
   I2  A worker receives JoinReply after every server has admitted it. No other gets its rank before it left or was

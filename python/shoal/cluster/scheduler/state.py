@@ -284,52 +284,12 @@ class Job(_State):
             self.first_pass += 1
 
 
-class FormingJob(_State):
-    """Workers that wait for a job to be complete.
-
-    A worker that asked for a rank holds it; the others get the remaining ranks, in the order of their arrival, when the
-    job is complete. They ask for the same job, but for their ranks.
-    """
-
-    workers: dict[bytes, int | None] = {}  # by sender: the rank that it asks for
-    ranked: dict[int, bytes] = {}
-    wants: Join = Join()  # what they ask for, without the rank
-
-    def takes(self, worker: WorkerPeer) -> bool:
-        """Whether there is a free place for this worker."""
-        most = max(self.wants.workers or 0, self.wants.most)
-        return not self.workers or (len(self.workers) < most and worker.wants.rank not in self.ranked)
-
-    def add(self, worker: WorkerPeer) -> None:
-        """Add a worker."""
-        self.wants = msgspec.structs.replace(worker.wants, rank=None)
-        self.workers[worker.sender] = worker.wants.rank
-        if worker.wants.rank is not None:
-            self.ranked[worker.wants.rank] = worker.sender
-
-    def remove(self, worker: WorkerPeer) -> bool:
-        """Remove a worker; returns whether it was there."""
-        if worker.sender not in self.workers:
-            return False
-        rank = self.workers.pop(worker.sender)
-        if rank is not None:
-            del self.ranked[rank]
-        return True
-
-    def assign_ranks(self) -> dict[int, bytes]:
-        """Return the workers by rank."""
-        free = (rank for rank in range(len(self.workers)) if rank not in self.ranked)
-        placed = dict(self.ranked)
-        placed.update((next(free), sender) for sender, rank in self.workers.items() if rank is None)
-        return dict(sorted(placed.items()))
-
-
 class JobLine(_State):
     """The jobs of a name: the one that runs, the one that forms, and the workers that wait."""
 
     name: str = ""  # empty: the default job
     job: Job | None = None
-    forming: FormingJob = msgspec.field(default_factory=FormingJob)
+    forming: dict[bytes, int | None] = {}  # workers of the next job, by sender: the rank that each asks for
     queue: dict[bytes, None] = {}  # workers that wait for the end of the job or for a rank
     continuation: Continuation | None = None  # until the next job begins
     last_outcome: Outcome = ""
