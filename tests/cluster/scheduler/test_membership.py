@@ -6,6 +6,7 @@ Time and network are simulated, so a schedule of minutes takes milliseconds; a s
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from membership_world import (
     together,
 )
 from memberships import new_membership
+from shoal.cluster.protocol import messages
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
     AddTable,
@@ -56,8 +58,10 @@ from shoal.cluster.protocol.messages import (
     TakeSplit,
     decode,
 )
+from shoal.cluster.protocol.status import GetStatus
 from shoal.cluster.scheduler import membership as membership_module
 from shoal.cluster.scheduler import tables as tables_module
+from shoal.cluster.scheduler.inputs import InputBody
 from shoal.table.spec import MAX_TABLES
 
 
@@ -657,3 +661,8 @@ def test_an_order_is_sent_again_soon_then_more_rarely_and_at_once_over_a_new_con
     server.connection += 1
     world.route(world.membership.handle(server.route, "h", Heartbeat(server.sender, 0), world.now))
     assert len(sent) == count + 1
+
+
+def test_every_kind_of_input_and_request_has_a_method():
+    kinds = {*get_args(InputBody), *get_args(messages.AnyRequest)} - {Request, GetStatus}  # which changes nothing
+    assert kinds == set(new_membership(servers=1, rng=random.Random(0))._handle._methods)
