@@ -12,7 +12,7 @@ import pytest
 import shoal
 from relay import has_copies, wait_until
 from shoal.cluster.launch.local_cluster import running
-from shoal.cluster.server.code import AllowedCode, code_arguments
+from shoal.cluster.server.code import AllowedCode
 from shoal.table.spec import TableRecord, TableSpec
 
 MODULE = """
@@ -59,7 +59,6 @@ class TestAllowedCode:
         for wrong in (str(tmp_path / "missing"), "a-b", "a..b", ""):
             with pytest.raises(ValueError, match="neither a directory nor the name of a module"):
                 AllowedCode([wrong])
-        assert code_arguments([tmp_path, "a.b"]) == [f"--allow-code={tmp_path}", "--allow-code=a.b"]
 
     def test_by_default_no_code_of_users_is_imported(self, module, tmp_path):
         form = record(module.Momentum())

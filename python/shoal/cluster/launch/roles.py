@@ -77,19 +77,20 @@ def run(
             from shoal.cluster.scheduler.scheduler import Scheduler
 
             scheduler = ended.enter_context(Scheduler(config))
+            ended.enter_context(around(scheduler))
             scheduler.on_death = tell
             identify(cluster=scheduler.membership.state.cluster)
             say(f"scheduler at {scheduler.address}, for {counted(config.servers, 'server')}")
             joined = structs.replace(joined, address=scheduler.address)
             if health is not None:
                 health.watch(scheduler.unready, "scheduler", metrics.SCHEDULER, scheduler.counters, view=scheduler.view)
-            ended.enter_context(around(scheduler))
             tell(joined)
             scheduler.run(going if health is None else lambda: going() and health.turn())
             return
         from shoal.cluster.server.server import Server
 
         server = ended.enter_context(Server(config))
+        ended.enter_context(around(server))
         identify(rank=server.rank, cluster=server.cluster)
         for endpoint in server.endpoints:
             slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint)) or "none yet"
@@ -97,7 +98,6 @@ def run(
         joined = structs.replace(joined, address=config.scheduler, rank=server.rank, node=server.node)
         if health is not None:
             health.watch(server.unready, "server", metrics.SERVER, server.counters, server.rank)
-        ended.enter_context(around(server))
         tell(joined)
         server.run(going if health is None else lambda: going() and health.turn())
         if server.is_drained:

@@ -107,9 +107,3 @@ class AllowedCode:
                         sys.path.append(directory)
                     return os.path.realpath(file)
         return None
-
-
-def code_arguments(allowed: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the arguments of ``shoal server`` for what is allowed."""
-    AllowedCode(allowed)
-    return [f"--allow-code={os.fspath(one)}" for one in allowed]
