@@ -78,7 +78,7 @@ def main() -> None:
     examples, rounds = (5_000, 1) if arguments.quick else (arguments.examples, arguments.rounds)
     torch.set_num_threads(1)
     config = parse(
-        {"data": {"train": [], "format": "criteo"}, "model": {"name": "deepfm", "dim": 8, "hidden": [64, 32]}}
+        {"data": {"data": [], "format": "criteo"}, "model": {"name": "deepfm", "dim": 8, "hidden": [64, 32]}}
     )
     shares: dict[str, list[float]] = {"CPU": [], "time": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -108,7 +108,7 @@ def test_the_set_up_of_a_command_ends_with_it(capsys):
     assert main(["server", "--log-format", "json"]) == 2
     (event,) = events(capsys.readouterr().err)
     assert (event["level"], event["role"]) == ("error", "server")
-    assert "--connect" in event["message"]
+    assert "--scheduler" in event["message"]
     assert not logs.is_json()
     assert logging.getLogger().handlers == before
     assert sys.excepthook is not logs._log_uncaught

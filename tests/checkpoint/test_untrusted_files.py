@@ -201,8 +201,8 @@ def click_model(tmp_path_factory):
     rows = "".join(f"{k % 2},s{k % 5},u{k % 7}\n" for k in range(100))
     (where / "log.csv").write_text("click,site,user\n" + rows)
     (where / "c.toml").write_text(
-        f'[data]\ntrain = ["{where}/log.csv"]\nformat = "csv"\nlabel = "click"\ncategorical = ["site", "user"]\n'
-        f'[model]\nname = "deepfm"\ndim = 4\nhidden = [8]\n[train]\nepochs = 1\n[output]\ndir = "{where}/m"\n'
+        f'[data]\ndata = ["{where}/log.csv"]\nformat = "csv"\nlabel = "click"\ncategorical = ["site", "user"]\n'
+        f'[model]\nname = "deepfm"\ndim = 4\nhidden = [8]\n[train]\nepochs = 1\n[output]\noutput = "{where}/m"\n'
     )
     assert cli.main(["train", "ctr", "--config", str(where / "c.toml"), "--quiet"]) == 0
     return where / "m"

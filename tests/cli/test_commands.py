@@ -364,7 +364,7 @@ def test_shoal_alone_prints_its_help(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train"], ["fly"], ["train", "lr"], ["train", "lr", "--format", "csv"], [*GOOD, "--grid", "x"]]
+    "arguments", [["train"], ["fly"], ["predict"], ["train", "lr", "--format", "cvs"], [*GOOD, "--epochs", "x"]]
 )
 def test_wrong_arguments_end_with_status_2_and_say_where_the_usage_is(arguments, capsys):
     assert run(*arguments) == 2

@@ -20,7 +20,7 @@ from shoal.storage.base import remove_if_failed
 from shoal.storage.open import open_dir
 
 CSV = "click,site,price\n" + "1,a,0.5\n0,b,0.2\n" * 20
-CONFIG = '[data]\nformat = "csv"\ntrain = ["ads.csv"]\nlabel = "click"\ncategorical = ["site"]\n[model]\nname = "lr"\n'
+CONFIG = '[data]\nformat = "csv"\ndata = ["ads.csv"]\nlabel = "click"\ncategorical = ["site"]\n[model]\nname = "lr"\n'
 LR = ["train", "lr", "--data"]
 
 
@@ -83,7 +83,7 @@ MISTAKES = [
     (["train", "ctr", "--config", "torn.toml"], "torn.toml"),
     (["train", "ctr", "--config", "bytes"], "bytes"),
     (["train", "ctr", "--config", "c.toml"], "--output DIR"),
-    (["train", "ctr", "--config", "c.toml", "--output", "x", "--architecture", "lrr"], "did you mean 'lr'"),
+    (["train", "ctr", "--config", "c.toml", "--output", "x", "--set", "model.name=lrr"], "did you mean 'lr'"),
     (
         ["evaluate", "m", "--data", "ads.csv", "--format", "csv"],
         "csv requires the column of the label",
@@ -110,7 +110,7 @@ MISTAKES = [
     (["keygen", "--output", "good"], "good: File exists"),
     (["completion", "fish"], "choose from 'bash', 'zsh', 'tcsh'"),
     (["scheduler"], "--servers N"),
-    (["server"], "--connect tcp://HOST:PORT"),
+    (["server"], "--scheduler tcp://HOST:PORT"),
     (["cluster", "nonsense", "status"], "'nonsense' is not an address: write tcp://HOST:PORT"),
     (["cluster", "status", "nonsense"], "'nonsense' is not an address: write tcp://HOST:PORT"),
     (["cluster", "tcp://127.0.0.1:1", "statsu"], "'statsu' is none of status, drain, rebalance, stop: did you mean st"),
@@ -129,9 +129,12 @@ MISTAKES = [
     (["estimate", "--keys", "inf"], "'inf' is not a whole number: pass 0 to"),
     (["serve", "e", "--port", "99999"], "--port is 99999: pass 0 to 65535"),
     (["serve", "e", "--watch", "nan"], "--watch is nan: pass a number above 0"),
-    (["scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "nan"], "number of seconds above 0"),
-    (["server", "--connect", "tcp://127.0.0.1:1", "--timeout", "0"], "number of seconds above 0"),
-    (["launch", "--servers", "0", "x.py"], "pass 1 or more of each"),
+    (
+        ["scheduler", "--bind", "tcp://127.0.0.1:*", "--servers", "1", "--heartbeat", "nan"],
+        "--heartbeat is nan: pass a number above 0",
+    ),
+    (["server", "--scheduler", "tcp://127.0.0.1:1", "--timeout", "0"], "--timeout is 0.0: pass a number above 0"),
+    (["launch", "--servers", "0", "x.py"], "--servers is 0: pass 1 or more"),
 ]
 
 

@@ -470,7 +470,7 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
     ]
     command += ["--tolerance", "0.02", "--passes", "500"]
     alone = json.loads(subprocess.run([*command, "--output", "one"], cwd=tmp_path, capture_output=True).stdout)
-    command += ["--output", "m", "--workers", "2", "--filter", "key-caching", "--filter", "zeros,weights=bfloat16"]
+    command += ["--output", "m", "--workers", "2", "--filters", "key_caching,zeros,weights=bfloat16"]
     with cluster(2, 1) as made:
         workers = [
             subprocess.Popen([*command, "--cluster", made.address], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -496,13 +496,13 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reported"),
     [
-        (["--filter", "zeros"], "--filter requires --cluster"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "holes"], "'holes' is not a filter: pass key-caching, zeros,"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "zeros=1"], "'zeros=1' is not a filter"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "gradients"], "'gradients' is not a filter"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "gradients=int8"], "int8"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "threshold=much"], "threshold=much is not a number"),
-        (["--cluster", "tcp://127.0.0.1:1", "--filter", "zeros", "--filter", "zeros"], "names zeros twice"),
+        (["--filters", "zeros"], "--filters requires --cluster"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filters", "holes"], "'holes' is not a filter: pass key_caching, zeros,"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filters", "zeros=1"], "'zeros=1' is not a filter"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filters", "gradients"], "'gradients' is not a filter"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filters", "gradients=int8"], "int8"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filters", "threshold=much"], "threshold=much is not a number"),
+        (["--cluster", "tcp://127.0.0.1:1", "--filters", "zeros,zeros"], "names zeros twice"),
         (["--passes", "3"], "--passes requires --solver dbpg"),
         (["--solver", "dbpg", "--grid", "l1=0,1"], "--grid does not apply to --solver dbpg"),
         (["--solver", "dbpg", "--alpha", "0.2"], "--alpha does not apply to --solver dbpg"),

@@ -431,7 +431,7 @@ def test_workers_that_do_not_end_are_killed_by_a_second_signal_or_after_the_grac
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
 def test_mpirun_starts_a_whole_cluster_by_one_command(program, address):
     done = subprocess.run(
-        ["mpirun", "--oversubscribe", "-np", "4", *shoal_launch("--connect", address, program, "end")],
+        ["mpirun", "--oversubscribe", "-np", "4", *shoal_launch("--scheduler", address, program, "end")],
         capture_output=True,
         text=True,
         timeout=LONG,
@@ -444,7 +444,7 @@ def test_mpirun_starts_a_whole_cluster_by_one_command(program, address):
 def test_a_group_of_processes_as_srun_starts_them_ends_as_a_whole_when_one_program_fails(program, address):
     group = [
         subprocess.Popen(
-            shoal_launch("--connect", address, program, "fail"),
+            shoal_launch("--scheduler", address, program, "fail"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -470,7 +470,7 @@ def test_a_group_that_is_told_to_end_as_a_whole_serves_until_its_workers_have_sa
     (tmp_path / "learn.py").write_text(textwrap.dedent(LEARNING))
     group = [
         subprocess.Popen(
-            shoal_launch("--connect", address, "learn.py"),
+            shoal_launch("--scheduler", address, "learn.py"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -666,7 +666,7 @@ def test_a_dead_scheduler_ends_the_servers_after_their_grace_and_calls_that_need
 def test_a_wrong_advertised_address_is_reported_at_join_with_the_remedy():
     with Processes() as made:
         scheduler = made.start_scheduler(servers=1)
-        wrong = ["--connect", made.address, "--bind", "tcp://127.0.0.1:*", "--advertise", "127.9.9.9"]
+        wrong = ["--scheduler", made.address, "--bind", "tcp://127.0.0.1:*", "--advertise", "127.9.9.9"]
         done = subprocess.run(
             [sys.executable, "-m", "shoal", "server", *wrong], capture_output=True, text=True, timeout=LONG
         )

@@ -65,7 +65,7 @@ def test_scheduler_and_server_refuse_such_an_address_before_they_do_anything(fol
 def test_the_commands_refuse_it_too(capsys):
     assert cli.main(["scheduler", "--bind", "tcp://0.0.0.0:*", "--servers", "1"]) == 2
     assert "is reached from other machines" in capsys.readouterr().err
-    assert cli.main(["server", "--connect", "tcp://10.0.0.1:5570"]) == 2
+    assert cli.main(["server", "--scheduler", "tcp://10.0.0.1:5570"]) == 2
     assert "is reached from other machines" in capsys.readouterr().err
     role = [sys.executable, "-m", "shoal", "scheduler", "--bind", "tcp://0.0.0.0:*", "--servers", "1", "--insecure"]
     with subprocess.Popen(role, stdout=subprocess.PIPE, text=True) as process:

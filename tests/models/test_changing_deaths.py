@@ -32,7 +32,7 @@ from tiers import long_but
 EXAMPLES, BATCH, EPOCHS = 240, 8, 2
 CONFIG = """
 [data]
-train = ["{path}"]
+data = ["{path}"]
 format = "csv"
 label = "click"
 categorical = ["user", "ad"]

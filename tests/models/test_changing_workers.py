@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import pickle
@@ -34,10 +33,12 @@ from cluster_standin import Cluster, cluster
 from killed_workers import Boundaries
 from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.cli.answers import Answer
-from shoal.cli.train import repeated
+from shoal.cli.train_options import TrainOptions
+from shoal.cli.train_run import restarted_with_workers
 from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.status import GetStatus, StatusReply
+from shoal.config import ConnectConfig
 from shoal.models import Checkpointing, training
 from shoal.models.model import Model
 from shoal.models.shares import Share, WorkerState, divided
@@ -488,17 +489,17 @@ def test_a_command_says_what_to_do_when_the_others_do_not_come(
         shoal.DeadlineExceededError("1 of 2 joined"),
     ]
 
-    def run(_: argparse.Namespace) -> Answer:
+    def run(_: TrainOptions) -> Answer:
         raise calls.pop(0)
 
     monkeypatch.setenv("SHOAL_WORKERS", "2:3")
-    command = repeated(run)
+    command = restarted_with_workers(run)
     with pytest.raises(shoal.DeadlineExceededError, match=r"^1 of 2 joined: start more of them .*, with --resume"):
-        command(argparse.Namespace(workers=None, cluster="", overwrite=False))
+        command(TrainOptions(cluster=ConnectConfig(cluster="")))
     assert "a worker has died: this one connects again and continues the fit" in capsys.readouterr().err
     calls.append(shoal.DeadlineExceededError("0 of 2 joined"))
     with pytest.raises(shoal.DeadlineExceededError, match=r"^0 of 2 joined$"):
-        command(argparse.Namespace(workers=None, cluster="", overwrite=False))
+        command(TrainOptions(cluster=ConnectConfig(cluster="")))
 
 
 def test_a_signal_that_comes_while_the_workers_change_counts_for_the_fit_that_continues(
@@ -506,7 +507,7 @@ def test_a_signal_that_comes_while_the_workers_change_counts_for_the_fit_that_co
 ) -> None:
     seen = []
 
-    def run(_: argparse.Namespace) -> Answer:
+    def run(_: TrainOptions) -> Answer:
         with at_boundaries() as interrupted:
             seen.append(interrupted())
             if len(seen) == 1:
@@ -515,7 +516,7 @@ def test_a_signal_that_comes_while_the_workers_change_counts_for_the_fit_that_co
             return Answer("", {})
 
     monkeypatch.setenv("SHOAL_WORKERS", "2:3")
-    repeated(run)(argparse.Namespace(workers=None, cluster="", overwrite=False))
+    restarted_with_workers(run)(TrainOptions(cluster=ConnectConfig(cluster="")))
     assert seen[0] is None
     assert type(seen[1]) is KeyboardInterrupt
 

@@ -196,7 +196,7 @@ def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, 
     says(r"split was \[0, 1\], and is \[0, 2\]", reader(path).split(0, 2))
     says(r"a was read there, and .*b is given in its place", reader(other))
     says(
-        r"b was not part of the data: pass resume='appended' \(--allow-appended\)",
+        r"b was not part of the data: pass resume='appended' to",
         shoal.read_libsvm([path, other], batch_size=50),
     )
     says(r"valid: .* v was read there|valid: .*v was read there, and .*b is given", reader(path), reader(other))
@@ -357,10 +357,7 @@ def raising_after(count: int, real: Any) -> Any:
     [
         (["--resume", "--grid", "l1=0,1"], "--grid writes no checkpoints"),
         (["--checkpoint-every", "0"], "--checkpoint-every is 0"),
-        (
-            ["--checkpoint-every", "2", "--allow-appended"],
-            "--allow-appended requires --resume",
-        ),
+        (["--resume", "appendix"], "--resume is 'appendix': pass True, False or 'appended'"),
         (["--checkpoint-every", "2", "--solver", "dbpg"], "writes no checkpoints"),
     ],
 )

@@ -132,7 +132,7 @@ def test_the_names_of_pods_are_published_before_the_pods_are_ready():
     assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
     replicas = int(pods("base")["scheduler"].option("replicas"))
     assert budget["spec"]["maxUnavailable"] <= replicas
-    assert pods("base")["server"].option("connect") == f"tcp://shoal-scheduler-0.{service['metadata']['name']}:5570"
+    assert pods("base")["server"].option("scheduler") == f"tcp://shoal-scheduler-0.{service['metadata']['name']}:5570"
 
 
 def test_a_failed_job_of_a_job_set_does_not_restart_the_servers():
@@ -194,8 +194,8 @@ class Nodes:
     def _here(self, pod: Pods) -> Iterator[str]:
         for word in pod.command():
             name, equals, _ = word.partition("=")
-            if name in ("--connect", "--metrics-port"):
-                yield f"{name}={self.address if name == '--connect' else '127.0.0.1:*'}"
+            if name in ("--scheduler", "--metrics-port"):
+                yield f"{name}={self.address if name == '--scheduler' else '127.0.0.1:*'}"
             elif name == "--bind":
                 yield f"--bind={self.address if pod.role == 'scheduler' else 'tcp://127.0.0.1:*'}"
             elif word == "/app/train.py":

@@ -143,8 +143,8 @@ class Live:
         )  # fmt: skip
         self.servers = [
             self.start(
-                sys.executable, "-m", "shoal", "server", "--connect", self.address, *bound,
-                "--storage-root", str(folder), *common, str(port),
+                sys.executable, "-m", "shoal", "server", "--scheduler", self.address, *bound,
+                "--storage-roots", str(folder), *common, str(port),
             )
             for port, bound in zip(ports[2:4], (["--memory", "64MiB"], ["--tier", f"{folder}/tier:4MiB"]), strict=True)
         ]  # fmt: skip

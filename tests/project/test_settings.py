@@ -6,15 +6,16 @@ from typing import Annotated, Literal
 
 import pytest
 
+import settings_page
 from shoal.base.settings import Config, Setting, fields, read, to_toml
-from shoal.config import ClusterConfig, ConnectConfig, SchedulerConfig, ServerConfig
+from shoal.config import ClusterConfig, ConnectConfig, SchedulerConfig, ServerConfig, TrainConfig
 from shoal.consistency import ASP, BSP, SSP, parse_consistency
 
 
 class Reader(Config, frozen=True, kw_only=True):
     """How files are read."""
 
-    threads: Annotated[int, Setting("threads that parse", ge=1)] = 1
+    threads: Annotated[int, "threads that parse", Setting(ge=1)] = 1
     share: Annotated[float, Setting("share of the examples", gt=0)] = 1.0
     on_error: Annotated[Literal["raise", "skip"], Setting("what becomes of a malformed line")] = "raise"
     columns: Annotated[tuple[str, ...], Setting("names of columns")] = ()
@@ -128,8 +129,13 @@ def test_a_server_has_one_bound_of_its_memory():
         ServerConfig(scheduler="tcp://a:1", memory="8GiB", slot_memory="1MiB")
 
 
-@pytest.mark.parametrize("kind", [SchedulerConfig, ServerConfig, ConnectConfig])
+def test_the_page_of_all_settings_is_current():
+    assert settings_page.PAGE.read_text() == settings_page.page(), "run python tools/settings_page.py"
+
+
+@pytest.mark.parametrize("kind", [SchedulerConfig, ServerConfig, ConnectConfig, TrainConfig])
 def test_every_setting_is_one_sentence_without_its_full_stop(kind):
-    for field in fields(kind):
+    sections = [field.section for field in fields(kind) if field.section is not None]
+    for field in (field for one in (kind, *sections) for field in fields(one) if field.section is None):
         assert field.setting.text
-        assert not field.setting.text.endswith(".")
+        assert not field.setting.text.removesuffix("...").endswith(".")

@@ -123,7 +123,7 @@ def test_a_click_model_predicts_with_its_tower(tmp_path):
     (tmp_path / "c.toml").write_text(
         f"""
 [data]
-train = ["{tmp_path / "log.csv"}"]
+data = ["{tmp_path / "log.csv"}"]
 format = "csv"
 label = "click"
 categorical = ["site", "user"]
@@ -135,7 +135,7 @@ hidden = [8]
 epochs = 1
 batch_size = 64
 [output]
-dir = "{tmp_path / "m"}"
+output = "{tmp_path / "m"}"
 """
     )
     status = cli.main(["train", "ctr", "--config", str(tmp_path / "c.toml"), "--quiet"])

@@ -269,7 +269,7 @@ def test_a_click_model_of_text_is_asked_by_every_form(tmp_path, form):
     (tmp_path / "ctr.toml").write_text(
         f"""
 [data]
-train = ["{tmp_path / "log"}"]
+data = ["{tmp_path / "log"}"]
 format = "{form}"
 fields = {json.dumps(fields)}
 [model]
@@ -277,7 +277,7 @@ name = "deepfm"
 dim = 4
 hidden = [8]
 [output]
-dir = "{tmp_path / "m"}"
+output = "{tmp_path / "m"}"
 """
     )
     assert cli.main(["train", "ctr", "--config", str(tmp_path / "ctr.toml"), "--quiet"]) == 0

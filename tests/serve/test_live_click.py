@@ -24,8 +24,8 @@ from cluster_fakes import TIMEOUT, HeldPort  # noqa: E402
 from cluster_standin import cluster  # noqa: E402
 from live_serving import serving  # noqa: E402
 from serving import ask, exported, predict  # noqa: E402
-from shoal.cli.ctr import open_config_reader  # noqa: E402
 from shoal.cli.serve import Serve, _live  # noqa: E402
+from shoal.cli.train import open_config_reader  # noqa: E402
 from shoal.cluster.launch import local_cluster  # noqa: E402
 from shoal.serve import LiveModel  # noqa: E402
 from shoal.torch import config as ctr  # noqa: E402
@@ -63,9 +63,10 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "log.tsv").write_text("\n".join(lines) + "\n")
     columns = 'label = "click"\ncategorical = ["user", "ad"]\nnumeric = ["price"]\ndense = ["price"]'
     (folder / "csv.toml").write_text(
-        f'[data]\nformat = "csv"\ntrain = ["{folder}/log.csv"]\n{columns}\n{MODEL}\n[output]\ndir = "{folder}/unused"\n'
+        f'[data]\nformat = "csv"\ndata = ["{folder}/log.csv"]\n{columns}\n{MODEL}\n'
+        f'[output]\noutput = "{folder}/unused"\n'
     )
-    (folder / "criteo.toml").write_text(f'[data]\nformat = "criteo"\ntrain = ["{folder}/log.tsv"]\n{MODEL}')
+    (folder / "criteo.toml").write_text(f'[data]\nformat = "criteo"\ndata = ["{folder}/log.tsv"]\n{MODEL}')
     return folder
 
 
@@ -86,7 +87,7 @@ def asked(address: str, **how: Any) -> LiveModel:
 def test_answers_are_those_of_a_model_saved_from_the_same_tables(logs: Path, tmp_path: Path, form: str) -> None:
     config = ctr.read(logs / f"{form}.toml")
     rows = instances(logs, form)
-    reader = open_config_reader(config, config.data.train)
+    reader = open_config_reader(config, config.data.data)
     with cluster(2, 1, slots=16) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         model = ctr.build(config, store)
 
@@ -120,13 +121,19 @@ def test_answers_are_those_of_a_model_saved_from_the_same_tables(logs: Path, tmp
 
 def test_a_newer_dense_part_makes_another_model(logs: Path) -> None:
     config = ctr.read(logs / "csv.toml")
-    batch = next(iter(open_config_reader(config, config.data.train).with_fields()))
+    batch = next(iter(open_config_reader(config, config.data.data).with_fields()))
     with cluster(2, 1, slots=16) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         model = ctr.build(config, store)
         model.fit([batch], progress=False)
         store.flush()
         with shoal.connect(made.address, mode="read", timeout=TIMEOUT) as reader:
-            description = {"calibration": None, "examples": 0, "format": "csv", "schema": {}, "click": config.made_by()}
+            description = {
+                "calibration": None,
+                "examples": 0,
+                "format": "csv",
+                "schema": {},
+                "click": ctr.made_by(config),
+            }
             old = LiveClickModel.of(description, reader)
             assert old.refreshed() is None
             parameters = [one.detach().clone() for one in old.module.parameters()]
@@ -197,7 +204,7 @@ def test_what_is_to_be_served_must_be_clear(logs: Path, path: str, how: dict[str
 @pytest.mark.slow
 def test_the_command_serves_while_a_worker_trains(logs: Path, tmp_path: Path) -> None:
     config, rows = ctr.read(logs / "csv.toml"), instances(logs, "csv")
-    reader = open_config_reader(config, config.data.train)
+    reader = open_config_reader(config, config.data.data)
     enough = threading.Event()
     with (
         local_cluster.running(2, timeout=TIMEOUT, storage_roots=[str(tmp_path)]) as servers,

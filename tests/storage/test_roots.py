@@ -44,7 +44,7 @@ def test_a_place_below_a_root_is_opened(root: Path, inside: str) -> None:
                 "{root}/in/../../beside", "{root}\0", "", "file://{root}", "s3://bucket/x"]
 )  # fmt: skip
 def test_a_place_outside_of_the_roots_is_refused_with_the_remedy(root: Path, outside: str) -> None:
-    with pytest.raises(StorageError, match=r"is outside of .*root, where .* --storage-root DIR"):
+    with pytest.raises(StorageError, match=r"is outside of .*root, where .* --storage-roots DIR"):
         StorageRoots([root]).open(outside.format(root=root), {})
 
 
@@ -100,7 +100,7 @@ def test_options_that_lead_elsewhere_are_those_that_the_server_was_started_with(
     place = roots.open("memory://bucket/a", {"key": "k", "endpoint_url": "http://minio:9000"})
     assert place.to_spec()[1] == {"endpoint_url": "http://minio:9000", "key": "k"}
     for given in ({"endpoint_url": "http://evil"}, {"client_kwargs": {}}, {"target_options": {}}, {"profile": "x"}):
-        with pytest.raises(StorageError, match=r"storage option '\w+' may lead to another storage.*--storage-option"):
+        with pytest.raises(StorageError, match=r"storage option '\w+' may lead to another storage.*--storage-options"):
             roots.open("memory://bucket/a", given)
 
 
@@ -144,7 +144,7 @@ def test_a_peer_makes_an_endpoint_neither_write_nor_read_outside(root: Path) -> 
         for where in (beside / "new", root / "out" / "new"):
             where.mkdir(exist_ok=True)
             with pytest.raises(
-                StorageError, match=r"server [01] at .* is outside of .*root, where .*--storage-root DIR"
+                StorageError, match=r"server [01] at .* is outside of .*root, where .*--storage-roots DIR"
             ):
                 store.check_storage(where)
             with pytest.raises(StorageError, match="is outside of"):
@@ -187,5 +187,5 @@ def test_a_fit_whose_model_the_servers_may_not_write_ends_before_the_first_batch
             assert main(outside) == 1
             errors = capsys.readouterr().err
             assert len(errors.splitlines()) == 1
-            assert "--storage-root DIR" in errors
+            assert "--storage-roots DIR" in errors
         assert main([*train, "--cluster", launched.address, "--output", str(root / "m")]) == 0

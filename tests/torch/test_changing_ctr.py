@@ -28,7 +28,7 @@ from shoal.torch.config import build, parse  # noqa: E402
 EXAMPLES, BATCH, SERVERS = 480, 8, 2
 CONFIG = """
 [data]
-train = ["{path}"]
+data = ["{path}"]
 format = "csv"
 label = "click"
 categorical = ["user", "ad"]

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 import shoal  # noqa: E402
 from shoal.cli import main  # noqa: E402
+from shoal.cli.reading import schema_of  # noqa: E402
+from shoal.models.plan import early_stopping_of  # noqa: E402
 from shoal.torch import ClickModelGrid  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
 
@@ -28,7 +30,7 @@ hidden = [8]
 dropout = 0.3
 [tables]
 optimizer = { name = "Adagrad", lr = 0.05 }
-expire = [{ name = "TimeToLive", clocks = 20 }]
+expire = ["ttl:20"]
 [train]
 batch_size = 50
 epochs = 4
@@ -48,7 +50,7 @@ def clicks(tmp_path_factory):
             user, ad, price = random.integers(0, 40), random.integers(0, 9), random.random()
             rows.append(f"{int(random.random() < (0.7 if (user + ad) % 3 == 0 else 0.2))},{user},{ad},{price:.3f}")
         (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
-        files[name] = f'{name} = ["{folder / name}.csv"]'
+        files[name] = f'{"data" if name == "train" else name} = ["{folder / name}.csv"]'
     (folder / "ctr.toml").write_text(CONFIG.replace("[data]", "\n".join(["[data]", *files.values()])))
     return folder
 
@@ -59,8 +61,8 @@ def config_of(clicks):
 
 def readers(config):
     return [
-        shoal.read_csv(files, batch_size=config.train.batch_size, **config.schema())
-        for files in (config.data.train, config.data.valid)
+        shoal.read_csv(list(files), batch_size=config.train.batch_size, **schema_of(config.data, "csv"))
+        for files in (config.data.data, config.data.valid)
     ]
 
 
@@ -79,7 +81,7 @@ def weights_of(model):
 
 def test_each_model_of_a_grid_has_the_bits_of_one_that_is_trained_alone(clicks):
     config = config_of(clicks)
-    values = {"dim": [2, 4], "lr": [0.001, 0.05], "tables.optimizer.lr": [0.05]}
+    values = {"model.dim": [2, 4], "train.optimizer.lr": [0.001, 0.05], "tables.optimizer.lr": [0.05]}
     with ClickModelGrid(config, values) as grid:
         train, valid = readers(config)
         grid.fit(train, valid=valid, progress=False)
@@ -89,7 +91,7 @@ def test_each_model_of_a_grid_has_the_bits_of_one_that_is_trained_alone(clicks):
             with shoal.local() as store:
                 twin = build(alone, store)
                 how = {"epochs": alone.train.epochs, "shuffle": alone.train.shuffle}
-                early_stopping = alone.train.early_stopping
+                early_stopping = early_stopping_of(alone.train)
                 twin.fit(train, valid=valid, progress=False, early_stopping=early_stopping, **how)
                 assert weights_of(model) == weights_of(twin)
                 assert [one.valid for one in model.history.passes] == [one.valid for one in twin.history.passes]
@@ -103,7 +105,7 @@ def test_each_model_of_a_grid_has_the_bits_of_one_that_is_trained_alone(clicks):
 def test_a_grid_varies_the_architecture_and_leaves_torchs_random_numbers_alone(clicks):
     config = config_of(clicks)
     before = torch.get_rng_state()
-    with ClickModelGrid(config, {"architecture": ["deepfm", "dcnv2"]}, slots=64) as grid:
+    with ClickModelGrid(config, {"model.name": ["deepfm", "dcnv2"]}, slots=64) as grid:
         train, valid = readers(config)
         grid.fit(train, valid=valid, progress=False)
         assert [type(model.module).__name__ for model in grid.models] == ["DeepFM", "DCNV2"]
@@ -114,35 +116,36 @@ def test_a_grid_varies_the_architecture_and_leaves_torchs_random_numbers_alone(c
     ("values", "says"),
     [
         ({}, "the grid is empty"),
-        ({"dim": []}, "no value for 'dim'"),
-        ({"dim": [4, 4]}, "'dim' twice"),
+        ({"model.dim": []}, "no value for 'model.dim'"),
+        ({"model.dim": [4, 4]}, "'model.dim' twice"),
         ({"train.batch_size": [10, 20]}, "cannot vary 'train.batch_size'"),
         ({"batch_size": [10, 20]}, "cannot vary 'batch_size'"),
         ({"model.dims": [4]}, r"with model.dims=4: \[model\] of deepfm has no key 'dims': did you mean 'dim'"),
-        ({"dim": ["four"]}, "with dim=four: "),
-        ({"tables.linear.optimizer.lr": [1.0]}, "the configuration has no tables.linear.optimizer: add it"),
+        ({"model.dim": ["four"]}, "with model.dim=four: "),
+        ({"tables.rules.linear.lr": [1.0]}, "the configuration has no tables.rules.linear: add it"),
     ],
 )
 def test_what_is_wrong_with_a_grid_is_told(clicks, values, says):
     with pytest.raises(ValueError, match=says):
         ClickModelGrid(config_of(clicks), values)
-    with pytest.raises(ValueError, match="not fitted"), ClickModelGrid(config_of(clicks), {"dim": [2]}) as grid:
+    with pytest.raises(ValueError, match="not fitted"), ClickModelGrid(config_of(clicks), {"model.dim": [2]}) as grid:
         grid.results()
 
 
 def test_a_grid_refuses_rows_that_are_pulled_ahead(clicks):
     text = (clicks / "ctr.toml").read_text().replace("[train]", "[train]\nstaleness = 1")
     with pytest.raises(ValueError, match="staleness is 1"):
-        ClickModelGrid(parse(tomllib.loads(text)), {"dim": [2]})
+        ClickModelGrid(parse(tomllib.loads(text)), {"model.dim": [2]})
 
 
 def test_the_command_saves_the_best_model_or_all(clicks, tmp_path, capsys):
-    command = ["train", "ctr", "--config", str(clicks / "ctr.toml"), "--grid", "dim=2,4", "--grid", "lr=0.001,0.05"]
+    command = ["train", "ctr", "--config", str(clicks / "ctr.toml"), "--grid", "model.dim=2,4"]
+    command += ["--grid", "train.optimizer.lr=0.001,0.05"]
     assert main([*command, "--output", str(tmp_path / "best")]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[0].split() == [
-        "dim",
-        "lr",
+        "model.dim",
+        "train.optimizer.lr",
         "logloss",
         "AUC",
         "valid",
@@ -155,7 +158,7 @@ def test_the_command_saves_the_best_model_or_all(clicks, tmp_path, capsys):
     assert main([*command, "--output", str(tmp_path / "all"), "--save-all", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert sorted(path.name for path in (tmp_path / "all").iterdir()) == sorted(
-        f"dim={dim},lr={lr}" for dim in (2, 4) for lr in ("0.001", "0.05")
+        f"model.dim={dim},train.optimizer.lr={lr}" for dim in (2, 4) for lr in ("0.001", "0.05")
     )
     best, valid = facts["grid"][0], str(clicks / "valid.csv")
     for folder in (tmp_path / "best", best["model"]):
@@ -166,10 +169,10 @@ def test_the_command_saves_the_best_model_or_all(clicks, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--grid", "dim"], "is not a setting with values"),
-        (["--grid", "dim=2", "--grid", "dim=4"], "names a setting twice"),
-        (["--grid", "dim=2", "--resume"], "--grid writes no checkpoints"),
-        (["--grid", "dim=2", "--cluster", "tcp://127.0.0.1:1"], "--grid trains in one process"),
+        (["--grid", "model.dim"], "is not a setting with values"),
+        (["--grid", "model.dim=2", "--grid", "model.dim=4"], "names a setting twice"),
+        (["--grid", "model.dim=2", "--resume"], "--grid writes no checkpoints"),
+        (["--grid", "model.dim=2", "--cluster", "tcp://127.0.0.1:1"], "--grid trains in one process"),
         (["--save-all"], "--save-all requires --grid"),
     ],
 )

@@ -39,7 +39,7 @@ pytestmark = [
 EXAMPLES = 310  # unequal splits: the last steps have no batch of some worker
 CONFIG = """
 [data]
-train = ["{folder}/train.csv"]
+data = ["{folder}/train.csv"]
 valid = ["{folder}/train.csv"]
 format = "csv"
 label = "click"

@@ -29,7 +29,7 @@ from tiers import long_after  # noqa: E402
 EXAMPLES, BATCH = 480, 20
 CONFIG = """
 [data]
-train = ["{folder}/train.csv"]
+data = ["{folder}/train.csv"]
 valid = ["{folder}/train.csv"]
 format = "csv"
 label = "click"

@@ -50,7 +50,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "ctr.toml").write_text(
         f"""\
 [data]
-train = ["{folder}/train.csv"]
+data = ["{folder}/train.csv"]
 valid = ["{folder}/valid.csv"]
 format = "csv"
 label = "click"
@@ -82,7 +82,7 @@ def made(clicks: Path, store: shoal.Store, dense: str, **train: Any) -> ClickMod
     raw = {
         "data": {
             "format": "csv",
-            "train": ["unused"],
+            "data": ["unused"],
             "label": "click",
             "categorical": ["user", "ad"],
             "numeric": ["price"],

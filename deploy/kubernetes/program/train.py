@@ -35,7 +35,7 @@ def main() -> None:
         train = shoal.read_criteo(arguments.data, batch_size=512)
         with (
             shoal.connect(timeout=600, shared_storage=False) as store,
-            shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store) as model,
+            shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store=store) as model,
         ):
             for epoch in range(arguments.epochs):
                 for split in store.splits(train, split_bytes=arguments.split_bytes):

@@ -26,7 +26,7 @@ def loop(config: dict[str, Any]) -> None:
         write_log(Path("log.tsv"), PlantedModel(seed=1), config["examples"], 0)
         train = shoal.read_criteo("log.tsv", batch_size=512)
         store = shoal.ray.store()
-        with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store) as model:
+        with shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store=store) as model:
             for _ in range(config["epochs"]):
                 for split in store.splits(train, split_bytes=1 << 20):
                     model.fit(split, progress=False)

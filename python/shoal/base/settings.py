@@ -1,11 +1,14 @@
 """Settings: what a field of a configuration says of itself, and what follows from it.
 
-A configuration is a frozen struct. Each of its fields has a name, a type, a default and a `Setting`: one sentence,
-bounds and how its value is written. From these come the checks of constructors, files and JSON (here), the options of
-the command line (`shoal.cli.options`), and the reference in the documentation (``tools/settings_page.py``).
+A configuration is a frozen struct. Each of its fields has a name, a type, a default, one sentence, and `Setting`s:
+bounds, and how its value is written. Several settings of a field, such as those of the alias of its type, add up. From
+these come the checks of constructors, files and JSON (here), the options of the command line (`shoal.cli.options`), and
+the reference in the documentation (``tools/settings_page.py``).
+
+    Count = Annotated[int, Setting(ge=1, metavar="N")]
 
     class ReaderConfig(Config, frozen=True, kw_only=True):
-        batch_size: Annotated[int, Setting("examples per batch", ge=1, metavar="N")] = 8192
+        batch_size: Annotated[Count, "examples per batch"] = 8192
 
 The values are those of JSON and TOML: numbers, text, lists (as tuples) and mappings of them. A rule, a size or an
 address is text, which stays as it was given; its function in ``check`` reads it.
@@ -19,7 +22,7 @@ import functools
 import importlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -47,13 +50,11 @@ class Setting(Struct, frozen=True):
     Attributes
     ----------
     text : str
-        What it means, in a sentence without its full stop.
+        What it means, in a sentence without its full stop, with its default if that is not the field's.
     ge, gt, le : float, optional
         Bounds of a number.
     metavar : str
         What stands for the value in a help. ``A,B,...``: a list is one word of the command line.
-    unset : str
-        What None, or another default that says nothing, means.
     check : str
         ``module:function`` that reads the value, and raises ValueError if it is wrong.
     variable : str
@@ -74,12 +75,11 @@ class Setting(Struct, frozen=True):
         Whether the command line has it.
     """
 
-    text: str
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
+    text: str = ""
+    ge: int | float | None = None
+    gt: int | float | None = None
+    le: int | float | None = None
     metavar: str = ""
-    unset: str = ""
     check: str = ""
     variable: str = ""
     negated: str = ""
@@ -90,12 +90,23 @@ class Setting(Struct, frozen=True):
     in_file: bool = True
     is_option: bool = True
 
+    def __add__(self, other: Setting) -> Setting:
+        """Return both; what the other one says counts."""
+        usual = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
+        said = {name: value for name in usual if (value := getattr(other, name)) != usual[name]}
+        return msgspec.structs.replace(self, **said)
+
+    @property
+    def default(self) -> str:
+        """The default that its sentence names, or ""."""
+        return self.text.partition(" (default: ")[2].removesuffix(")")
+
     def bounds(self) -> str:
         """Return the numbers to pass, for messages; "" if all are right."""
         if self.gt is not None:
             return f"a number above {self.gt:g}"
         if self.ge is not None:
-            return f"{self.ge:g} or more" if self.le is None else f"{self.ge:g} to {self.le:.0f}"
+            return f"{self.ge:g} or more" if self.le is None else f"{self.ge:g} to {self.le}"
         return "" if self.le is None else f"{self.le:g} or less"
 
 
@@ -130,7 +141,9 @@ class Field(Struct, frozen=True):
             near = nearest(value, self.choices) if isinstance(value, str) else None
             hint = f"did you mean {near!r}? It" if near is not None else "it"
             raise ValueError(f"{self.name} is {value!r:.80}: {hint} is one of {', '.join(self.choices)}")
-        if isinstance(value, list):
+        if isinstance(value, str) and self.setting.several:
+            value = (value,)  # one file needs no brackets
+        elif isinstance(value, list):
             value = tuple(value)
         elif isinstance(value, os.PathLike):
             value = os.fspath(value)
@@ -202,27 +215,43 @@ def fields(kind: type[Config]) -> tuple[Field, ...]:
 
 def _field(info: msgspec.structs.FieldInfo) -> Field:
     default = info.default if info.default_factory is NODEFAULT else info.default_factory()
-    hint = next((one for one in get_args(info.type) if get_origin(one) is Annotated), info.type)  # of one or None
-    inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    setting = next((one for one in said if isinstance(one, Setting)), None)
-    if isinstance(inner, type) and issubclass(inner, Config):
-        what = " ".join((inner.__doc__ or "").split())
-        return Field(info.name, (), str, (), inner, default, setting or Setting(what))
-    if setting is None:
-        raise TypeError(f"field {info.name!r} has no Setting")
+    setting = Setting()
     item: type = str
+    section: type[Config] | None = None
     kinds: list[type] = []
     choices: list[str] = []
-    for one in get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,):
-        if get_origin(one) is Literal:
-            choices += get_args(one)
+    for part in _parts(info.type):
+        if isinstance(part, Setting):
+            setting += part
+        elif isinstance(part, str):
+            setting += Setting(part)
+        elif get_origin(part) is Literal:
+            choices += get_args(part)
             kinds.append(str)
-        elif get_origin(one) is tuple:
-            item = get_args(one)[0]
+        elif get_origin(part) is tuple:
+            item = get_args(part)[0]
             kinds.append(tuple)
-        elif one is not NoneType:
-            kinds.append(get_origin(one) or one)
-    return Field(info.name, tuple(kinds), item, tuple(choices), None, default, setting)
+        elif isinstance(part, type) and issubclass(part, Config):
+            section = part
+            setting += Setting(" ".join((part.__doc__ or "").partition("\n\n")[0].split()))
+        elif part is not NoneType:
+            kinds.append(get_origin(part) or part)
+    if not setting.text:
+        raise TypeError(f"field {info.name!r} has no sentence")
+    return Field(info.name, tuple(kinds), item, tuple(choices), section, default, setting)
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield the types of a hint, and what is said of them."""
+    if get_origin(hint) is Annotated:
+        inner, *said = get_args(hint)
+        yield from _parts(inner)
+        yield from said
+    elif get_origin(hint) in (Union, UnionType):
+        for one in get_args(hint):
+            yield from _parts(one)
+    else:
+        yield hint
 
 
 def from_environment(config: C, environment: Mapping[str, str]) -> C:

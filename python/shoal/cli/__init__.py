@@ -35,8 +35,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from shoal.base.interrupts import status_of, terminable
+from shoal.base.settings import to_toml
 from shoal.base.streams import open_closed_streams
-from shoal.cli.answers import FAILED, WRONG_INPUT, Answer, emit, log_events, naming, one_line, warn
+from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, emit, log_events, log_line, naming, one_line, warn
 from shoal.cli.options import Command, Group, add_command, make_parser, option_names, options_of
 from shoal.cli.role import ROLE
 from shoal.cli.version import Version
@@ -65,21 +66,13 @@ def _run(words: list[str], ended: ExitStack) -> int:
     answer: Answer
     try:
         arguments: dict[str, Any] = {"command": ROLE} if words[0] == "role" else _parse(words)
-        command: Command | None = arguments.get("command")
-        if command is None:
-            old = argparse.Namespace(**arguments)
-            names = arguments.keys()
-            ended.enter_context(
-                log_events(arguments.get("log_role", ""), arguments.get("log_format"), quiet=arguments["quiet"])
-            )
-            with terminable():
-                answer = old.run(old)
-                with naming("standard output"):
-                    emit(answer, json=old.json, quiet=old.quiet)
-            return answer.status
+        command: Command = arguments["command"]
         names = option_names(command)
         ended.enter_context(log_events(command.role, arguments.get("log_format"), quiet=arguments.get("quiet", False)))
         options = options_of(command, arguments)
+        if arguments.get("print_config"):
+            log_line(to_toml(options).rstrip())
+            return DONE
         with terminable():
             answer = command.run(options)
             with naming("standard output"):
@@ -152,26 +145,26 @@ def run() -> int:
 _NO_SUCH_PLACE = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM)
 
 
-# The modules of each command, in the order of the help.
+# The module of each command, in the order of the help.
 _MODULES = {
-    "train": ("train", "ctr"),
-    "predict": ("predict",),
-    "evaluate": ("predict",),
-    "report": ("report",),
-    "inspect": ("inspect",),
-    "compact": ("compact",),
-    "export": ("export",),
-    "serve": ("serve",),
-    "convert": ("convert",),
-    "audit": ("audit",),
-    "scheduler": ("cluster",),
-    "server": ("cluster",),
-    "launch": ("cluster",),
-    "cluster": ("cluster_status",),
-    "keygen": ("keygen",),
-    "estimate": ("estimate",),
-    "doctor": ("doctor",),
-    "completion": ("completion",),
+    "train": "train",
+    "predict": "predict",
+    "evaluate": "predict",
+    "report": "report",
+    "inspect": "inspect",
+    "compact": "compact",
+    "export": "export",
+    "serve": "serve",
+    "convert": "convert",
+    "audit": "audit",
+    "scheduler": "cluster",
+    "server": "cluster",
+    "launch": "cluster",
+    "cluster": "cluster_status",
+    "keygen": "keygen",
+    "estimate": "estimate",
+    "doctor": "doctor",
+    "completion": "completion",
 }
 
 
@@ -183,18 +176,13 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     whole = make_parser("shoal", "Train, evaluate and serve sparse models; run a parameter server.", EXAMPLES)
     whole.add_argument("--version", action=Version, help="print version, build and CPU features and exit")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    wanted = _MODULES.values() if only is None else [_MODULES.get(only, ())]
-    for modules in dict.fromkeys(wanted):
+    wanted = _MODULES.values() if only is None else [_MODULES[only]] if only in _MODULES else []
+    for module in dict.fromkeys(wanted):
         among = commands
-        for module in modules:
-            loaded = importlib.import_module(f"shoal.cli.{module}")
-            if not hasattr(loaded, "COMMANDS"):
-                among = loaded.add(among)
-                continue
-            for one in loaded.COMMANDS:
-                if isinstance(one, Group):  # what follows is below it
-                    group = make_parser(one.name, one.what, one.examples, commands)
-                    among = group.add_subparsers(title=one.title, metavar=one.metavar, required=True)
-                else:
-                    add_command(among, one)
+        for one in importlib.import_module(f"shoal.cli.{module}").COMMANDS:
+            if isinstance(one, Group):  # what follows is below it
+                group = make_parser(one.name, one.what, one.examples, commands)
+                among = group.add_subparsers(title=one.title, metavar=one.metavar, required=True)
+            else:
+                add_command(among, one)
     return whole

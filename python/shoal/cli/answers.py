@@ -103,8 +103,8 @@ def in_options(text: str, options: Collection[str]) -> str:
     '--on-error skip skips such lines'
     >>> in_options("checkpoint_every is 0: pass 1 or more", {"on_error", "checkpoint_every"})
     '--checkpoint-every is 0: pass 1 or more'
-    >>> in_options("pass resume='appended' (--allow-appended) to learn more", {"resume"})
-    'pass --allow-appended to learn more'
+    >>> in_options("pass resume='appended' to learn more", {"resume"})
+    'pass --resume appended to learn more'
     """
     if not options:
         return text
@@ -115,7 +115,6 @@ def in_options(text: str, options: Collection[str]) -> str:
         return "--" + found["name"].replace("_", "-") + value
 
     text = re.sub(r"(?<==True) \(--[\w-]+\)", "", text)  # some messages name the option too
-    text = re.sub(r"\w+='\w+' \((--[\w-]+)\)", r"\1", text)  # or one with another name
     keyword = rf"(?<![\w-])(?P<name>{names})=(?:True\b|'(?P<value>[\w-]+)'|(?=[\s),;:?]|$))"
     text = re.sub(keyword, option, text)
     return re.sub(rf"^(?P<name>{names})(?P<value>)(?=(?: (?:is|holds|must) |: ))", option, text)

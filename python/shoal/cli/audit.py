@@ -12,7 +12,7 @@ from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command, Output
 from shoal.cli.reading import Reading, format_of, open_reader, schema_of, with_known_columns
-from shoal.config import BatchSize, ReaderConfig
+from shoal.config import BatchSize, Count, ReaderConfig
 
 _SHOWN = 10  # shared keys in the text; --json has all
 
@@ -32,10 +32,9 @@ class Audit(Output, frozen=True, kw_only=True):
 
     data: ReaderConfig = ReaderConfig()
     batch_size: BatchSize = BATCH_SIZE
-    examples: Annotated[int, Setting("number of examples to read", ge=1, metavar="N")] = 100_000
+    examples: Annotated[Count, "number of examples to read"] = 100_000
     bits: Annotated[
-        tuple[int, ...],
-        Setting("table sizes to compare with, as powers of two", metavar="A,B,...", unset="18,22,24"),
+        tuple[int, ...], "table sizes to compare with, as powers of two (default: 18,22,24)", Setting(metavar="A,B,...")
     ] = (18, 22, 24)
 
 

@@ -4,22 +4,50 @@ Scheduler and server run until SIGTERM, Ctrl-C or the end of the cluster, and th
 scheduler together with its cluster, and a server at once. SIGTERM, which service managers send before they start a
 process again elsewhere, ends a scheduler with a journal alone, and a server with ``--drain-on-sigterm`` after its slots
 have moved away.
-
-Over 600 lines: the options of the three commands are one table.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from shoal.base.logs import LOG_FORMAT
+from shoal.base.settings import Config, Setting, from_environment
+from shoal.base.sizes import memory_bytes
 from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, print_error_output, print_output, warn
-from shoal.cli.arguments import command, log_options, seconds, size, workers_number
-from shoal.config import SchedulerConfig, ServerConfig
+from shoal.cli.options import Command
+from shoal.config import (
+    Address,
+    AllowCode,
+    Bind,
+    ClusterConfig,
+    CopyRate,
+    Curve,
+    Dir,
+    Heartbeat,
+    Insecure,
+    LogFormat,
+    MetricsPort,
+    Number,
+    Replicas,
+    SchedulerAddress,
+    SchedulerConfig,
+    Seconds,
+    ServerConfig,
+    Servers,
+    ServerSettings,
+    ServerThreads,
+    Size,
+    StorageOptions,
+    StorageRoots,
+    Tier,
+    Workers,
+)
+
+C = TypeVar("C", bound=Config)
+Quiet = Annotated[bool, "do not log events"]
 
 _REPLACEMENT_SECONDS = 60.0  # for a worker that starts again to join
 
@@ -37,8 +65,8 @@ cluster continues with the next scheduler that is started with the journal.
 
 SERVER_EXAMPLES = """\
 examples:
-  $ shoal server --connect tcp://10.0.0.1:5570 --threads 8 --curve keys
-  $ shoal server --connect tcp://10.0.0.1:5570 --bind tcp://0.0.0.0:5580 --advertise node7.example --curve keys
+  $ shoal server --scheduler tcp://10.0.0.1:5570 --threads 8 --curve keys
+  $ shoal server --scheduler tcp://10.0.0.1:5570 --bind tcp://0.0.0.0:5580 --advertise node7.example --curve keys
 
 A server listens on one port per thread. The scheduler connects to each port before it accepts the server. Ctrl-C and
 SIGTERM end it; with --drain-on-sigterm its slots move to the other servers first.
@@ -60,372 +88,129 @@ the workers, which can save their model while the servers keep running (--grace)
 """
 
 
-def add(commands: Any) -> None:
-    """Add the commands."""
-    scheduler = command(commands, "scheduler", "Run the scheduler of a cluster.", SCHEDULER_EXAMPLES, run_scheduler)
-    scheduler.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen on; port *: any free port")
-    scheduler.add_argument("--servers", type=int, metavar="N", help="number of servers")
-    scheduler.add_argument(
-        "--workers", type=int, metavar="N", help="number of workers of a job, unless the job states it (default: 1)"
-    )
-    scheduler.add_argument(
-        "--slots", type=int, default=1024, metavar="N", help="slots of the hash space (default: %(default)s)"
-    )
-    _heartbeat_argument(scheduler)
-    scheduler.add_argument(
-        "--journal",
-        metavar="DIR",
-        help="directory in which the scheduler stores its state; if it is started again with the same options, it "
-        "continues from there (default: none)",
-    )
-    scheduler.add_argument(
-        "--grace",
-        type=seconds,
-        metavar="S",
-        help="seconds that servers and workers continue while the scheduler does not answer (default: 600 with "
-        "--journal, else 60)",
-    )
-    scheduler.add_argument(
-        "--replacement-seconds",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="seconds that the workers of a job wait for the replacement of a worker that died (default: 0, they "
-        "continue without it)",
-    )
-    _replica_arguments(scheduler)
-    _health_arguments(scheduler)
-    _common(scheduler)
-    log_options(scheduler, "scheduler")
+class SchedulerOptions(ClusterConfig, frozen=True, kw_only=True):
+    """The options of ``shoal scheduler``: those of a `SchedulerConfig`, some of which Volcano may give."""
 
-    server = command(commands, "server", "Run a server of a cluster.", SERVER_EXAMPLES, run_server)
-    server.add_argument("--connect", metavar="ADDRESS", help="tcp://HOST:PORT of the scheduler")
-    server.add_argument("--bind", metavar="ADDRESS", help="tcp://HOST:PORT to listen on (default: any free port)")
-    server.add_argument("--advertise", metavar="HOST", help="name of this machine for the scheduler and the workers")
-    server.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        metavar="N",
-        help="threads that serve, with one port each (default: %(default)s)",
-    )
-    bound = server.add_mutually_exclusive_group()
-    bound.add_argument(
-        "--memory", type=size, metavar="SIZE", help="memory budget of the rows, such as 8GiB (default: unlimited)"
-    )
-    bound.add_argument(
-        "--slot-memory",
-        type=size,
-        metavar="SIZE",
-        help="memory budget of each slot; the rows that are kept then do not depend on the number of servers",
-    )
-    _tier_argument(server)
-    server.add_argument("--rank", type=int, metavar="N", help="rank among the servers (default: any free rank)")
-    server.add_argument(
-        "--node",
-        metavar="NAME",
-        help="name of the machine: with --replicas, the copies of a slot are on servers of different nodes where "
-        "possible (default: SHOAL_NODE, or the host name)",
-    )
-    server.add_argument(
-        "--spare",
-        action="store_true",
-        help="join a running cluster without serving slots: when another server dies, missing copies are made on "
-        "this one; the next rebalance moves slots to it",
-    )
-    server.add_argument(
-        "--timeout",
-        type=seconds,
-        default=300.0,
-        metavar="S",
-        help="seconds to wait for the other processes (default: %(default)s)",
-    )
-    server.add_argument(
-        "--grace",
-        type=seconds,
-        metavar="S",
-        help="seconds to wait for a scheduler that does not answer (default: the scheduler's --grace)",
-    )
-    server.add_argument(
-        "--drain-on-sigterm",
-        type=seconds,
-        metavar="S",
-        help="after SIGTERM move all slots to other servers first, for S seconds at most (default: end at once)",
-    )
-    _server_files_arguments(server)
-    _health_arguments(server)
-    _common(server)
-    log_options(server, "server")
-
-    launch = command(commands, "launch", "Run a program on a new cluster.", LAUNCH_EXAMPLES, run_launch)
-    launch.add_argument(
-        "--engine",
-        choices=["local", "ray"],
-        default="local",
-        help="what starts the processes: this command, on this machine; or Ray, on the Ray cluster that RAY_ADDRESS "
-        "names or that runs here, otherwise on this machine (default: %(default)s)",
-    )
-    launch.add_argument("--servers", type=int, default=1, metavar="N", help="number of servers (default: %(default)s)")
-    launch.add_argument(
-        "--workers",
-        type=workers_number,
-        metavar="N[:M]",
-        help="number of workers, each of which runs the program (default: 1); N:M starts N, and up to M may take part",
-    )
-    launch.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="threads of each server (default: %(default)s)"
-    )
-    launch.add_argument(
-        "--memory",
-        type=size,
-        metavar="SIZE",
-        help="memory budget of the rows of all servers together, such as 8GiB (default: unlimited)",
-    )
-    _tier_argument(launch)
-    _heartbeat_argument(launch)
-    launch.add_argument("--connect", metavar="ADDRESS", help="address of the scheduler under mpirun and srun")
-    launch.add_argument(
-        "--timeout",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="seconds to wait for all processes (default: %(default)s)",
-    )
-    launch.add_argument(
-        "--grace",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds for the workers to save after Ctrl-C or SIGTERM (default: %(default)s)",
-    )
-    launch.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="how often all processes are started again, with empty servers, after one has failed: the program must "
-        "resume from a checkpoint (default: %(default)s)",
-    )
-    launch.add_argument(
-        "--worker-restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="how often a worker that was killed by a signal is started again, in all: a fit continues at its last "
-        "counted batch. The others wait for it, or with --workers MIN:MAX divide its work (default: %(default)s)",
-    )
-    launch.add_argument(
-        "--journal",
-        metavar="DIR",
-        help="directory of the journal from which a scheduler that dies continues; an earlier journal there is removed "
-        "at the start (default: a temporary one)",
-    )
-    _replica_arguments(launch)
-    _server_files_arguments(launch)
-    _keys_arguments(launch)
-    launch.add_argument(
-        "--tracing",
-        action="store_true",
-        help="have the workers trace their calls with OpenTelemetry, exported as its environment variables say "
-        "(default: SHOAL_TRACING)",
-    )
-    log_options(launch, "launch")
-    launch.add_argument("program", metavar="PROGRAM", help="Python file or executable")
-    launch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program")
-    launch.set_defaults(json=False, quiet=False)
+    bind: Bind | None = None
+    servers: Servers = 0  # as Volcano says
+    workers: Workers = 0
+    curve: Curve = None
+    insecure: Insecure = False
+    metrics_port: MetricsPort = None
+    log_format: LogFormat = None
+    quiet: Quiet = False
 
 
-def _replica_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--replicas",
-        type=int,
-        default=0,
-        metavar="N",
-        help="copies of each slot on other servers, fewer than --servers: this many servers may die at the same time "
-        "without the loss of a push (default: 0, the loss of a server ends the job)",
+class ServerOptions(ServerSettings, frozen=True, kw_only=True):
+    """The options of ``shoal server``: those of a `ServerConfig`, some of which the environment may give."""
+
+    scheduler: SchedulerAddress | None = None
+    log_format: LogFormat = None
+    quiet: Quiet = False
+
+
+class LaunchOptions(Config, frozen=True, kw_only=True):
+    """The options of ``shoal launch``."""
+
+    program: Annotated[str, "Python file or executable", Setting(metavar="PROGRAM", positional=True)]
+    arguments: Annotated[tuple[str, ...], "arguments of the program", Setting(metavar="...", positional=True)] = ()
+    engine: Annotated[
+        Literal["local", "ray"],
+        "what starts the processes: this command, on this machine; or Ray, on the Ray cluster that RAY_ADDRESS names "
+        "or that runs here, otherwise on this machine",
+    ] = "local"
+    servers: Servers = 1
+    workers: Annotated[
+        int | str,
+        "number of workers, each of which runs the program; N:M starts N, and up to M may take part (default: 1)",
+        Setting(ge=1, metavar="N[:M]", check="shoal.cluster.protocol.environment:parse_workers"),
+    ] = 0
+    threads: ServerThreads = 1
+    memory: Annotated[
+        Size | None, "memory budget of the rows of all servers together, such as 8GiB (default: unlimited)"
+    ] = None
+    tier: Tier = None
+    heartbeat: Heartbeat = 2.0
+    scheduler: Annotated[
+        Address | None, "address of the scheduler under mpirun and srun", Setting(variable="SHOAL_SCHEDULER")
+    ] = None
+    timeout: Annotated[Seconds, "seconds to wait for all processes"] = 60.0
+    grace: Annotated[float, "seconds for the workers to save after Ctrl-C or SIGTERM", Setting(ge=0, metavar="S")] = (
+        60.0
     )
-    parser.add_argument(
-        "--copy-rate",
-        type=size,
-        metavar="SIZE",
-        help="bytes per second that each thread of a server sends at most to make a new copy of slots, such as 50MiB "
-        "(default: 32MiB)",
-    )
+    restarts: Annotated[
+        Number,
+        "how often all processes are started again, with empty servers, after one has failed: the program must resume "
+        "from a checkpoint",
+    ] = 0
+    worker_restarts: Annotated[
+        Number,
+        "how often a worker that was killed by a signal is started again, in all: a fit continues at its last counted "
+        "batch. The others wait for it, or with --workers MIN:MAX divide its work",
+    ] = 0
+    journal: Annotated[
+        Dir | None,
+        "directory of the journal from which a scheduler that dies continues; an earlier journal there is removed at "
+        "the start (default: a temporary one)",
+    ] = None
+    replicas: Replicas = 0
+    copy_rate: CopyRate = None
+    storage_roots: StorageRoots = None
+    storage_options: StorageOptions = None
+    allow_code: AllowCode = ()
+    curve: Curve = None
+    insecure: Insecure = False
+    tracing: Annotated[
+        bool,
+        "have the workers trace their calls with OpenTelemetry, exported as its environment variables say (default: "
+        "SHOAL_TRACING)",
+    ] = False
+    log_format: LogFormat = None
 
 
-def _health_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--metrics-port",
-        type=_listen,
-        metavar="[HOST:]PORT",
-        help="answer requests for http://HOST:PORT/healthz, /readyz and /metrics (default: none; HOST: 127.0.0.1)",
-    )
-
-
-def _listen(text: str) -> str:
-    from shoal.cluster.protocol.health import parse_listen
-
-    try:
-        parse_listen(text)
-        return text
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _common(parser: argparse.ArgumentParser) -> None:
-    _keys_arguments(parser)
-    parser.add_argument("--quiet", action="store_true", help="do not log events")
-    parser.set_defaults(json=False)
-
-
-def _heartbeat_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--heartbeat",
-        type=seconds,
-        default=2.0,
-        metavar="S",
-        help="seconds between heartbeats; a process is dead after five without one (default: %(default)s)",
-    )
-
-
-def _tier_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tier",
-        type=_tier,
-        metavar="DIR:SIZE",
-        help="keep rows that do not fit in SIZE bytes of memory of each server, such as 8GiB, in a directory of its "
-        "own below DIR, on a local SSD (default: all rows are in memory)",
-    )
-
-
-def _tier(text: str) -> str:
-    from shoal.table.tiered import parse_tier
-
-    try:
-        parse_tier(text)
-        return text
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _server_files_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--storage-root",
-        action="append",
-        metavar="DIR",
-        help="directory, or URL such as s3://bucket/folder, in which workers may make the servers read and write "
-        "files; repeatable (default: with keys any, without keys the current directory)",
-    )
-    parser.add_argument(
-        "--storage-option",
-        action="append",
-        default=[],
-        type=_storage_option,
-        metavar="NAME=VALUE",
-        help="option of the file system of a URL, such as endpoint_url=http://minio:9000; repeatable",
-    )
-    parser.add_argument(
-        "--allow-code",
-        action="append",
-        default=[],
-        metavar="DIR|MODULE|source",
-        help="directory, or name of a module, from which the servers may import optimizers and functions of users, or "
-        "the word source for functions that are sent as their source: code that they run with all their rights; "
-        "repeatable (default: none)",
-    )
-
-
-def _storage_option(text: str) -> tuple[str, Any]:
-    """Parse endpoint_url=http://minio:9000 or client_kwargs={"region_name": "eu"}."""
-    import msgspec
-
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    try:
-        return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
-        return name, value  # text need not be quoted as JSON
-
-
-def _keys_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--curve", metavar="DIR", help="directory of the cluster's keys: accept only processes with one of them"
-    )
-    parser.add_argument("--insecure", action="store_true", help="accept connections from other machines without keys")
-
-
-def run_scheduler(arguments: argparse.Namespace) -> Answer:
+def run_scheduler(options: SchedulerOptions) -> Answer:
     """Run the scheduler."""
     from shoal.cluster.launch import roles
-    from shoal.cluster.protocol.environment import PORT, find_keys, volcano
+    from shoal.cluster.protocol.environment import PORT, volcano
 
-    job = volcano(os.environ)
-    servers = arguments.servers if arguments.servers is not None else job.servers
-    workers = arguments.workers if arguments.workers is not None else job.workers
+    options, job = from_environment(options, os.environ), volcano(os.environ)
+    servers = options.servers or job.servers
     if servers is None:
         raise ValueError("the scheduler requires the number of servers: pass --servers N")
-    bind = arguments.bind or (f"tcp://*:{PORT}" if job.scheduler else None)
+    bind = options.bind or (f"tcp://*:{PORT}" if job.scheduler else None)
     if bind is None:
         raise ValueError(f"the scheduler requires an address: pass --bind tcp://HOST:{PORT}")
-    config = SchedulerConfig(
-        bind=bind,
-        servers=servers,
-        workers=workers if workers is not None else 1,
-        slots=arguments.slots,
-        heartbeat=arguments.heartbeat,
-        journal=arguments.journal,
-        grace=arguments.grace,
-        replicas=arguments.replicas,
-        copy_rate=arguments.copy_rate,
-        replacement_seconds=arguments.replacement_seconds,
-        curve=arguments.curve or find_keys(os.environ),
-        insecure=arguments.insecure,
-        metrics_port=arguments.metrics_port,
-    )
+    members = {"servers": servers, "workers": options.workers or job.workers or 1}
+    config = _config_of(SchedulerConfig, options, bind=bind, **members)
     roles.run(config, roles.ended_by_signals, say=log_line)
     return Answer("", {})
 
 
-def run_server(arguments: argparse.Namespace) -> Answer:
+def run_server(options: ServerOptions) -> Answer:
     """Run a server."""
     from shoal.cluster.launch import roles
-    from shoal.cluster.protocol.environment import find_keys, find_node, find_scheduler, volcano
+    from shoal.cluster.protocol.environment import find_scheduler
 
-    address = arguments.connect or find_scheduler(os.environ)
+    options = from_environment(options, os.environ)
+    address = options.scheduler or find_scheduler(os.environ)
     if address is None:
-        raise ValueError("a server requires the address of the scheduler: pass --connect tcp://HOST:PORT")
-    config = ServerConfig(
-        scheduler=address,
-        bind=arguments.bind,
-        advertise=arguments.advertise,
-        threads=arguments.threads,
-        memory=arguments.memory,
-        tier=arguments.tier,
-        slot_memory=arguments.slot_memory,
-        rank=arguments.rank if arguments.rank is not None else volcano(os.environ).index,
-        node=arguments.node or find_node(os.environ),
-        spare=arguments.spare,
-        timeout=arguments.timeout,
-        grace=arguments.grace,
-        drain_on_sigterm=arguments.drain_on_sigterm,
-        storage_roots=arguments.storage_root and tuple(arguments.storage_root),
-        storage_options=dict(arguments.storage_option),
-        allow_code=tuple(arguments.allow_code),
-        curve=arguments.curve or find_keys(os.environ),
-        insecure=arguments.insecure,
-        metrics_port=arguments.metrics_port,
-    )
-    roles.run(config, roles.ended_by_signals, say=log_line)
+        raise ValueError("a server requires the address of the scheduler: pass --scheduler tcp://HOST:PORT")
+    roles.run(_config_of(ServerConfig, options, scheduler=address), roles.ended_by_signals, say=log_line)
     return Answer("", {})
 
 
-def run_launch(arguments: argparse.Namespace) -> Answer:
+def _config_of(kind: type[C], options: Config, **more: Any) -> C:
+    """Make the configuration of a process of the options that it has."""
+    given = {name: getattr(options, name, None) for name in kind.__struct_fields__}
+    return kind(**{name: value for name, value in given.items() if value is not None} | more)
+
+
+def run_launch(options: LaunchOptions) -> Answer:
     """Run a program on a new cluster."""
     from shoal.cluster.protocol.environment import TRACING
 
-    with _environment_of_children({LOG_FORMAT: arguments.log_format, TRACING: "1" if arguments.tracing else None}):
-        return _launch(arguments)
+    with _environment_of_children({LOG_FORMAT: options.log_format, TRACING: "1" if options.tracing else None}):
+        return _launch(options)
 
 
 @contextlib.contextmanager
@@ -444,66 +229,61 @@ def _environment_of_children(variables: Mapping[str, str | None]) -> Iterator[No
                 os.environ[name] = value
 
 
-def _launch(arguments: argparse.Namespace) -> Answer:
+def _launch(options: LaunchOptions) -> Answer:
     from shoal.cluster.launch.local_cluster import configurations
     from shoal.cluster.launch.workers import run_member
-    from shoal.cluster.protocol.environment import find_group, find_keys
+    from shoal.cluster.protocol.environment import find_group, parse_workers
 
-    program = [arguments.program, *arguments.arguments]
-    if arguments.restarts < 0:
-        raise ValueError(f"--restarts {arguments.restarts}: pass 0 or more")
-    if arguments.worker_restarts < 0:
-        raise ValueError(f"--worker-restarts {arguments.worker_restarts}: pass 0 or more")
-    if arguments.engine == "ray" and arguments.tracing:
+    options = from_environment(options, os.environ)
+    program = [options.program, *options.arguments]
+    if options.engine == "ray" and options.tracing:
         raise ValueError(
             "--tracing: workers on Ray have the environment of Ray's processes. Leave it out, and set SHOAL_TRACING=1 "
             "there"
         )
-    if arguments.engine == "ray":
-        return _launch_on_ray(arguments, program)
-    workers = 1 if arguments.workers is None else arguments.workers
-    if (workers if isinstance(workers, int) else workers[0]) < 1 or arguments.servers < 1:
-        raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
+    if options.engine == "ray":
+        return _launch_on_ray(options, program)
+    workers = parse_workers(options.workers or 1)
     # If the number of workers may change, the others continue what a dead worker has left of the pass.
-    is_replaced = bool(arguments.worker_restarts) and not isinstance(workers, tuple)
+    is_replaced = bool(options.worker_restarts) and not isinstance(workers, tuple)
     scheduler, server = configurations(
-        arguments.servers,
+        options.servers,
         workers=workers[0] if isinstance(workers, tuple) else workers,
-        threads=arguments.threads,
-        memory=arguments.memory,
-        tier=arguments.tier,
-        heartbeat=arguments.heartbeat,
-        replicas=arguments.replicas,
-        copy_rate=arguments.copy_rate,
+        threads=options.threads,
+        memory=options.memory,
+        tier=options.tier,
+        heartbeat=options.heartbeat,
+        replicas=options.replicas,
+        copy_rate=options.copy_rate,
         replacement_seconds=_REPLACEMENT_SECONDS if is_replaced else 0.0,
-        curve=arguments.curve or find_keys(os.environ),
-        insecure=arguments.insecure,
-        timeout=arguments.timeout,
-        storage_roots=arguments.storage_root,
-        storage_options=dict(arguments.storage_option),
-        allow_code=arguments.allow_code,
-        journal=arguments.journal,
+        curve=options.curve,
+        insecure=options.insecure,
+        timeout=options.timeout,
+        storage_roots=options.storage_roots,
+        storage_options=options.storage_options,
+        allow_code=options.allow_code,
+        journal=options.journal,
     )
     group = find_group(os.environ)
     if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
-        if isinstance(arguments.workers, tuple):
+        if isinstance(workers, tuple):
             raise ValueError(f"{group.launcher} starts a fixed number of workers: leave --workers out")
-        if arguments.workers is not None and arguments.workers != group.size - arguments.servers - 1:
+        if options.workers and workers != group.size - options.servers - 1:
             raise ValueError(
                 f"{group.launcher} has started {group.size} processes, which leaves "
-                f"{group.size - arguments.servers - 1} for workers: leave --workers out"
+                f"{group.size - options.servers - 1} for workers: leave --workers out"
             )
-        if arguments.journal is not None:
+        if options.journal is not None:
             raise ValueError(
-                f"--journal {arguments.journal}: {group.launcher} starts no process again. Leave it out, or start the "
+                f"--journal {options.journal}: {group.launcher} starts no process again. Leave it out, or start the "
                 "processes one by one"
             )
-        for option, restarts in (("restarts", arguments.restarts), ("worker-restarts", arguments.worker_restarts)):
+        for option, restarts in (("restarts", options.restarts), ("worker-restarts", options.worker_restarts)):
             if restarts:
                 raise ValueError(f"--{option} {restarts}: {group.launcher} starts no process again. Leave it out")
-        if arguments.replicas:
+        if options.replicas:
             raise ValueError(
-                f"--replicas {arguments.replicas}: {group.launcher} ends all processes when one of them dies. Leave it "
+                f"--replicas {options.replicas}: {group.launcher} ends all processes when one of them dies. Leave it "
                 "out, or start the processes one by one"
             )
         status, failed = run_member(
@@ -513,26 +293,26 @@ def _launch(arguments: argparse.Namespace) -> Answer:
             program,
             print_output,
             print_error_output,
-            address=arguments.connect or os.environ.get("SHOAL_SCHEDULER"),
-            grace=arguments.grace,
+            address=options.scheduler,
+            grace=options.grace,
             warn=warn,
         )
         if failed:
             warn(failed)
         return Answer("", {}, status)
-    for restart in range(arguments.restarts + 1):
-        status, failed = _launch_once(arguments, scheduler, server, program, workers)
+    for restart in range(options.restarts + 1):
+        status, failed = _launch_once(options, scheduler, server, program, workers)
         if not failed:
             break
         warn(failed)
-        if status == WRONG_INPUT or restart == arguments.restarts:
+        if status == WRONG_INPUT or restart == options.restarts:
             break
-        warn(f"all processes start again, restart {restart + 1} of {arguments.restarts} (--restarts)")
+        warn(f"all processes start again, restart {restart + 1} of {options.restarts} (--restarts)")
     return Answer("", {}, status)
 
 
 def _launch_once(
-    arguments: argparse.Namespace,
+    options: LaunchOptions,
     scheduler: SchedulerConfig,
     server: ServerConfig,
     program: list[str],
@@ -545,7 +325,7 @@ def _launch_once(
 
     try:
         with LocalCluster() as cluster:
-            cluster.start(scheduler, server, timeout=arguments.timeout)
+            cluster.start(scheduler, server, timeout=options.timeout)
             if isinstance(workers, tuple):
                 least, most = workers
                 warn(f"more workers may join: SHOAL_SCHEDULER={cluster.address} SHOAL_WORKERS={least}:{most}")
@@ -555,8 +335,8 @@ def _launch_once(
                 workers,
                 print_output,
                 print_error_output,
-                restarts=arguments.worker_restarts,
-                grace=arguments.grace,
+                restarts=options.worker_restarts,
+                grace=options.grace,
                 warn=warn,
             )
     except ProcessFailedError as failed_role:
@@ -566,49 +346,59 @@ def _launch_once(
     return first.status or FAILED, f"{first.name} {first.describe_end()}"
 
 
-def _launch_on_ray(arguments: argparse.Namespace, program: list[str]) -> Answer:
+def _launch_on_ray(options: LaunchOptions, program: list[str]) -> Answer:
     """Run a program on a new cluster, whose processes are actors of Ray."""
     from shoal.cluster.launch.workers import run_workers
-    from shoal.cluster.protocol.environment import find_keys
+    from shoal.cluster.protocol.environment import parse_workers
     from shoal.ray import ShoalConfig, start
     from shoal.ray.launch import connected
 
-    workers = 1 if arguments.workers is None else arguments.workers
+    workers = parse_workers(options.workers or 1)
     if isinstance(workers, tuple):
         raise ValueError(f"--workers {workers[0]}:{workers[1]}: Ray starts a fixed number of workers. Pass one number")
-    if workers < 1 or arguments.servers < 1:
-        raise ValueError(f"--servers {arguments.servers} --workers {workers}: pass 1 or more of each")
-    for option, restarts in (("restarts", arguments.restarts), ("worker-restarts", arguments.worker_restarts)):
+    for option, restarts in (("restarts", options.restarts), ("worker-restarts", options.worker_restarts)):
         if restarts:
             raise ValueError(f"--{option} {restarts}: Ray starts no worker again. Leave it out")
-    if arguments.connect is not None:
-        raise ValueError(f"--connect {arguments.connect}: Ray places the scheduler. Leave it out")
-    if arguments.allow_code:
-        raise ValueError(
-            f"--allow-code {arguments.allow_code[0]}: servers on Ray import no code of users. Leave it out"
-        )
-    if arguments.tier is not None:
+    if options.scheduler is not None:
+        raise ValueError(f"--scheduler {options.scheduler}: Ray places the scheduler. Leave it out")
+    if options.allow_code:
+        raise ValueError(f"--allow-code {options.allow_code[0]}: servers on Ray import no code of users. Leave it out")
+    if options.tier is not None:
         raise ValueError("--tier: servers on Ray keep their rows in memory. Leave it out")
     config = ShoalConfig(
-        servers=arguments.servers,
-        replicas=arguments.replicas,
-        threads=arguments.threads,
-        resources_per_server={"CPU": arguments.threads},
-        memory=arguments.memory,
-        copy_rate=arguments.copy_rate,
-        heartbeat=arguments.heartbeat,
-        timeout=arguments.timeout,
-        storage_roots=arguments.storage_root,
-        storage_options=dict(arguments.storage_option),
-        curve=None if arguments.insecure else arguments.curve or find_keys(os.environ),
-        insecure=arguments.insecure,
-        journal=arguments.journal,
+        servers=options.servers,
+        replicas=options.replicas,
+        threads=options.threads,
+        resources_per_server={"CPU": options.threads},
+        memory=options.memory,
+        copy_rate=None if options.copy_rate is None else memory_bytes(options.copy_rate),
+        heartbeat=options.heartbeat,
+        timeout=options.timeout,
+        storage_roots=options.storage_roots,
+        storage_options=options.storage_options,
+        curve=None if options.insecure else options.curve,
+        insecure=options.insecure,
+        journal=options.journal,
     )
     with connected(config, workers), start(config, workers=workers) as cluster:
         failed = run_workers(
-            cluster, program, workers, print_output, print_error_output, grace=arguments.grace, warn=warn
+            cluster, program, workers, print_output, print_error_output, grace=options.grace, warn=warn
         )
         if failed is None:
             return Answer("", {})
         warn(f"{failed.name} {failed.describe_end()}")
         return Answer("", {}, failed.status or FAILED)
+
+
+COMMANDS = (
+    Command(
+        "scheduler",
+        "Run the scheduler of a cluster.",
+        SCHEDULER_EXAMPLES,
+        SchedulerOptions,
+        run_scheduler,
+        role="scheduler",
+    ),
+    Command("server", "Run a server of a cluster.", SERVER_EXAMPLES, ServerOptions, run_server, role="server"),
+    Command("launch", "Run a program on a new cluster.", LAUNCH_EXAMPLES, LaunchOptions, run_launch, role="launch"),
+)

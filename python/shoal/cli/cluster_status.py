@@ -15,7 +15,7 @@ from shoal.base.streams import escape_text
 from shoal.base.suggest import nearest
 from shoal.cli.answers import FAILED, Answer, clear_screen, emit, naming, warn
 from shoal.cli.options import Command, Output
-from shoal.config import Curve
+from shoal.config import Address, Curve, Seconds
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -45,39 +45,29 @@ _ACTIONS = ("status", "drain", "rebalance", "stop")
 class Cluster(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
-    address: Annotated[str, Setting("tcp://HOST:PORT of the scheduler", metavar="ADDRESS", positional=True)]
+    address: Annotated[Address, "tcp://HOST:PORT of the scheduler", Setting(positional=True)]
     action: Annotated[
         str,
-        Setting(
-            "print the status; move the slots of a server away and end it; distribute slots evenly; end the cluster; "
-            "it may also come before ADDRESS",
-            metavar="status|drain|rebalance|stop",
-            positional=True,
-        ),
+        "print the status; move the slots of a server away and end it; distribute slots evenly; end the cluster; it "
+        "may also come before ADDRESS",
+        Setting(metavar="status|drain|rebalance|stop", positional=True),
     ]
-    server: Annotated[int | None, Setting("rank of the server to drain", ge=0, metavar="SERVER", positional=True)] = (
+    server: Annotated[int | None, "rank of the server to drain", Setting(ge=0, metavar="SERVER", positional=True)] = (
         None
     )
     by: Annotated[
         Literal["slots", "rows", "bytes", "load"] | None,
-        Setting(
-            "what rebalance makes equal: slots, rows, bytes of rows, or load, the rows read or changed in the last 20 "
-            "heartbeats",
-            metavar="WHAT",
-            unset="slots",
-        ),
+        "what rebalance makes equal: slots, rows, bytes of rows, or load, the rows read or changed in the last 20 "
+        "heartbeats (default: slots)",
+        Setting(metavar="WHAT"),
     ] = None
     watch: Annotated[
-        float | None,
-        Setting(
-            "print the status again and again, with this pause (without a number: 2), until Ctrl-C",
-            gt=0,
-            metavar="SECONDS",
-            const=2.0,
-        ),
+        Seconds | None,
+        "print the status again and again, with this pause (without a number: 2), until Ctrl-C",
+        Setting(const=2.0),
     ] = None
     curve: Curve = None
-    timeout: Annotated[float, Setting("seconds to wait for the scheduler", gt=0, metavar="S")] = 10.0
+    timeout: Annotated[Seconds, "seconds to wait for the scheduler"] = 10.0
 
 
 def run(options: Cluster) -> Answer:

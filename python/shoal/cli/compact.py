@@ -8,7 +8,7 @@ from shoal.base.settings import Setting
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command, Output
 from shoal.cli.reading import Cache
-from shoal.config import Threads
+from shoal.config import Dir, Threads
 
 EXAMPLES = """\
 examples:
@@ -26,10 +26,10 @@ class Compact(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
     path: Annotated[
-        str, Setting("checkpoint or export at the end of the chain, or s3://...", metavar="PATH", positional=True)
+        str, "checkpoint or export at the end of the chain, or s3://...", Setting(metavar="PATH", positional=True)
     ]
-    output: Annotated[str, Setting("directory of the result; created if it does not exist", metavar="DIR")]
-    overwrite: Annotated[bool, Setting("replace an existing checkpoint or export")] = False
+    output: Annotated[Dir, "directory of the result; created if it does not exist"]
+    overwrite: Annotated[bool, "replace an existing checkpoint or export"] = False
     cache: Cache = None
     threads: Threads = None
 

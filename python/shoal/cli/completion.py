@@ -37,7 +37,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 class Completion(Config, frozen=True, kw_only=True):
     """The options of the command."""
 
-    shell: Annotated[Literal["bash", "zsh", "tcsh"], Setting("shell to print the script for", positional=True)]
+    shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell to print the script for", Setting(positional=True)]
 
 
 def completion(options: Completion) -> Answer:

@@ -9,7 +9,7 @@ from shoal.base.machine import local_path
 from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, naming
 from shoal.cli.options import Command, Output
-from shoal.config import Threads
+from shoal.config import Dir, Threads
 
 EXAMPLES = """\
 examples:
@@ -27,25 +27,17 @@ class Convert(Output, frozen=True, kw_only=True):
 
     path: Annotated[
         str,
-        Setting(
-            "checkpoint or model, or s3://...; with --from, a file or a directory", metavar="PATH", positional=True
-        ),
+        "checkpoint or model, or s3://...; with --from, a file or a directory",
+        Setting(metavar="PATH", positional=True),
     ]
-    output: Annotated[
-        str,
-        Setting(
-            "directory of the Parquet files; with --from, of the checkpoint or the model, or s3://...", metavar="DIR"
-        ),
-    ]
+    output: Annotated[Dir, "directory of the Parquet files; with --from, of the checkpoint or the model, or s3://..."]
     from_: Annotated[
         Literal["rows", "vw", "npz", "parquet"] | None,
-        Setting(
-            "kind of PATH. rows: Parquet files that this command has written, which become a checkpoint; vw, npz, "
-            "parquet: weights, which become a model"
-        ),
+        "kind of PATH. rows: Parquet files that this command has written, which become a checkpoint; vw, npz, "
+        "parquet: weights, which become a model",
     ] = None
-    weights_only: Annotated[bool, Setting("omit the optimizer state")] = False
-    overwrite: Annotated[bool, Setting("replace an existing model, checkpoint or file")] = False
+    weights_only: Annotated[bool, "omit the optimizer state"] = False
+    overwrite: Annotated[bool, "replace an existing model, checkpoint or file"] = False
     threads: Threads = None
 
 

@@ -14,7 +14,7 @@ from shoal.cli.answers import DONE, FAILED, Answer
 from shoal.cli.estimate import Dim, Directory, OptimizerName, optimizer_of
 from shoal.cli.estimate import Keys as KeyCount
 from shoal.cli.options import Command, Output
-from shoal.config import Curve, Replicas
+from shoal.config import Address, Count, Curve, Replicas, Seconds
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.curve import Keys
@@ -36,17 +36,15 @@ command writes 256 MiB to --dir for some seconds, and changes nothing else.
 class Doctor(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
-    address: Annotated[str | None, Setting("tcp://HOST:PORT of a scheduler", metavar="ADDRESS", positional=True)] = None
+    address: Annotated[Address | None, "tcp://HOST:PORT of a scheduler", Setting(positional=True)] = None
     keys: KeyCount | None = None
     dim: Dim = 1
     optimizer: OptimizerName = "ftrl"
-    servers: Annotated[int, Setting("servers, on machines like this one", ge=1, metavar="N")] = 1
+    servers: Annotated[Count, "servers, on machines like this one"] = 1
     replicas: Replicas = 0
     curve: Curve = None
     dir: Directory = None
-    timeout: Annotated[
-        float, Setting("seconds to wait for the scheduler, and for each endpoint", gt=0, metavar="S")
-    ] = 5.0
+    timeout: Annotated[Seconds, "seconds to wait for the scheduler, and for each endpoint"] = 5.0
 
 
 def doctor(options: Doctor) -> Answer:
@@ -211,7 +209,7 @@ def _members(address: str, status: StatusReply) -> list[Finding]:
         remedy = "start the cluster again and load the last checkpoint"
         findings.append(Finding(topic="scheduler", level="problem", text=status.lost, remedy=remedy))
     elif len(status.servers) < status.num_servers and not status.arcs:
-        remedy = "start the missing servers with --connect " + address
+        remedy = "start the missing servers with --scheduler " + address
         findings.append(Finding(topic="scheduler", level="problem", text=f"only {there} have joined", remedy=remedy))
     for server in status.servers:
         if not server.is_connected or server.heard_seconds > status.dead_after_seconds:

@@ -12,7 +12,7 @@ from shoal.base.settings import Setting
 from shoal.base.sizes import memory_bytes
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command, Output
-from shoal.config import Replicas, Size, Slots, Threads
+from shoal.config import Count, Dir, File, Number, Replicas, Size, Slots, Threads
 
 if TYPE_CHECKING:
     from shoal.optim import Optimizer
@@ -48,14 +48,11 @@ def optimizer_of(name: str) -> Optimizer:
 
 
 OptimizerName = Annotated[
-    str, Setting("optimizer: ftrl, adam, ...", metavar="NAME", check="shoal.cli.estimate:optimizer_of")
+    str, "optimizer: ftrl, adam, ...", Setting(metavar="NAME", check="shoal.cli.estimate:optimizer_of")
 ]
-Keys = Annotated[int, Setting("number of rows, such as 2e9", ge=0, le=1e15, metavar="N")]
-Dim = Annotated[int, Setting("weights per row", ge=1, metavar="N")]
-Directory = Annotated[
-    str | None,
-    Setting("directory on the disk of the checkpoints", metavar="DIR", unset="that of temporary files"),
-]
+Keys = Annotated[int, "number of rows, such as 2e9", Setting(ge=0, le=10**15, metavar="N")]
+Dim = Annotated[Count, "weights per row"]
+Directory = Annotated[Dir | None, "directory on the disk of the checkpoints (default: that of temporary files)"]
 
 
 class Estimate(Output, frozen=True, kw_only=True):
@@ -64,31 +61,20 @@ class Estimate(Output, frozen=True, kw_only=True):
     keys: Keys
     dim: Dim = 1
     optimizer: OptimizerName = "ftrl"
-    dtype: Annotated[Literal["float32", "float16", "bfloat16"], Setting("type of the weights")] = "float32"
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"], "type of the weights"] = "float32"
     slots: Slots = 1024
-    memory: Annotated[
-        Size | None,
-        Setting(
-            "memory of a server", metavar="SIZE", unset="that of this machine", check="shoal.base.sizes:check_size"
-        ),
-    ] = None
-    servers: Annotated[int | None, Setting("number of servers, instead of their memory", ge=1, metavar="N")] = None
+    memory: Annotated[Size | None, "memory of a server (default: that of this machine)"] = None
+    servers: Annotated[Count | None, "number of servers, instead of their memory"] = None
     tier: Annotated[
         Size | None,
-        Setting(
-            "memory of each server's tier, such as 8GiB: rows that do not fit are on its disk; no times are estimated",
-            metavar="SIZE",
-            check="shoal.base.sizes:check_size",
-        ),
+        "memory of each server's tier, such as 8GiB: rows that do not fit are on its disk; no times are estimated",
     ] = None
     replicas: Replicas = 0
-    examples: Annotated[int, Setting("examples per pass, such as 4e9", ge=0, le=1e15, metavar="N")] = 0
-    features: Annotated[int, Setting("features per example", ge=0, metavar="N")] = 39
-    rates: Annotated[
-        str | None, Setting("take the rates from an earlier estimate (the output of --json)", metavar="FILE")
-    ] = None
+    examples: Annotated[int, "examples per pass, such as 4e9", Setting(ge=0, le=10**15, metavar="N")] = 0
+    features: Annotated[Number, "features per example"] = 39
+    rates: Annotated[File | None, "take the rates from an earlier estimate (the output of --json)"] = None
     measure: Annotated[
-        bool, Setting("whether to measure rates", negated="do not measure rates, and estimate no times")
+        bool, "whether to measure rates", Setting(negated="do not measure rates, and estimate no times")
     ] = True
     dir: Directory = None
     threads: Threads = None

@@ -10,7 +10,7 @@ from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, warn
 from shoal.cli.options import Command, Output
 from shoal.cli.reading import Cache as CacheOption
-from shoal.config import Threads
+from shoal.config import Dir, Threads
 
 if TYPE_CHECKING:
     from shoal.storage.base import StorageDir
@@ -31,21 +31,20 @@ replaced only with --overwrite, atomically and at the end; a directory that hold
 class Export(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
-    path: Annotated[str, Setting("model or checkpoint, or s3://...", metavar="MODEL", positional=True)]
-    output: Annotated[str, Setting("directory of the export, or s3://...; created if it does not exist", metavar="DIR")]
+    path: Annotated[str, "model or checkpoint, or s3://...", Setting(metavar="MODEL", positional=True)]
+    output: Annotated[Dir, "directory of the export, or s3://...; created if it does not exist"]
     dtype: Annotated[
         Literal["float32", "float16", "bfloat16", "int8"] | None,
-        Setting("type of the stored weights", unset="float32, or as in --since"),
+        "type of the stored weights (default: float32, or as in --since)",
     ] = None
-    since: Annotated[
-        str | None, Setting("earlier export of the same model: write only the changes since", metavar="DIR")
-    ] = None
+    since: Annotated[Dir | None, "earlier export of the same model: write only the changes since"] = None
     table: Annotated[
         tuple[str, ...],
-        Setting("table to write, optionally with a dtype of its own; repeatable", metavar="NAME[=DTYPE]", unset="all"),
+        "table to write, optionally with a dtype of its own; repeatable (default: all)",
+        Setting(metavar="NAME[=DTYPE]"),
     ] = ()
-    version: Annotated[int | None, Setting("version number of the export", metavar="N", unset="the next one")] = None
-    overwrite: Annotated[bool, Setting("replace an existing export")] = False
+    version: Annotated[int | None, "version number of the export (default: the next one)", Setting(metavar="N")] = None
+    overwrite: Annotated[bool, "replace an existing export"] = False
     cache: CacheOption = None
     threads: Threads = None
 

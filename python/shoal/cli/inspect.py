@@ -11,6 +11,7 @@ from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command, Output
 from shoal.cli.reading import Cache as CacheOption
+from shoal.config import Number
 
 if TYPE_CHECKING:
     from shoal.export.cache import Cache
@@ -32,16 +33,13 @@ PASSES = 10  # to show; --json has all
 class Inspect(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
-    path: Annotated[str, Setting("model, checkpoint or export, or s3://...", metavar="PATH", positional=True)]
+    path: Annotated[str, "model, checkpoint or export, or s3://...", Setting(metavar="PATH", positional=True)]
     forecast: Annotated[
         tuple[str, ...],
-        Setting(
-            "count the rows that an expiry policy would remove: ttl:CLOCKS, norm:FLOOR, ...; repeatable",
-            metavar="RULE",
-            check="shoal.lifecycle:parse_expiry",
-        ),
+        "count the rows that an expiry policy would remove: ttl:CLOCKS, norm:FLOOR, ...; repeatable",
+        Setting(metavar="RULE", check="shoal.lifecycle:parse_expiry"),
     ] = ()
-    top: Annotated[int, Setting("number of weights to list", ge=0, metavar="N")] = 0
+    top: Annotated[Number, "number of weights to list"] = 0
     cache: CacheOption = None
 
 

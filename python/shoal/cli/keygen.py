@@ -7,6 +7,7 @@ from typing import Annotated
 from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, naming
 from shoal.cli.options import Command, Output
+from shoal.config import Dir
 
 EXAMPLES = """\
 examples:
@@ -21,10 +22,9 @@ role with --curve DIR. Secret files have mode 0600.
 class Keygen(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
-    output: Annotated[str, Setting("directory of the keys; created if it does not exist", metavar="DIR")]
+    output: Annotated[Dir, "directory of the keys; created if it does not exist"]
     role: Annotated[
-        tuple[str, ...],
-        Setting("name of a key pair; repeatable", metavar="NAME", unset="scheduler, server, worker"),
+        tuple[str, ...], "name of a key pair; repeatable (default: scheduler, server, worker)", Setting(metavar="NAME")
     ] = ()
 
 

@@ -22,8 +22,8 @@ from shoal.cli.answers import Answer
 class Output(Config, frozen=True, kw_only=True):
     """The options of every command that returns an answer."""
 
-    json: Annotated[bool, Setting("print one JSON object on standard output instead of text", in_file=False)] = False
-    quiet: Annotated[bool, Setting("print neither progress nor text", in_file=False)] = False
+    json: Annotated[bool, "print one JSON object on standard output instead of text", Setting(in_file=False)] = False
+    quiet: Annotated[bool, "print neither progress nor text", Setting(in_file=False)] = False
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -154,7 +154,7 @@ def _add(parser: Any, field: Field, dest: str) -> None:
             how["action"] = "store_true"
         parser.add_argument(name, dest=dest, **how)
         return
-    how["metavar"] = setting.metavar or None
+    how["metavar"] = None if field.choices else setting.metavar or field.name.upper()
     if field.choices:
         how["choices"] = field.choices
     else:
@@ -177,12 +177,14 @@ def _add(parser: Any, field: Field, dest: str) -> None:
 
 def _help(field: Field) -> str:
     setting, default = field.setting, field.default
-    usual = setting.unset
-    if not usual and type(default) in (int, float, str) and default != "":
+    usual = setting.default
+    is_none = default == "" or (type(default) is int and default < (setting.ge or 0))  # it stands for another
+    if not usual and type(default) in (int, float, str) and not is_none:
         usual = f"{default:g}" if type(default) is float else str(default)
     if setting.variable.startswith("SHOAL_"):
         usual = f"{setting.variable}, or {usual}" if usual else setting.variable
-    return f"{setting.text}{f' (default: {usual})' if usual else ''}".replace("%", "%%")
+    text = setting.text.partition(" (default: ")[0]
+    return f"{text}{f' (default: {usual})' if usual else ''}".replace("%", "%%")
 
 
 def _parser_of(field: Field) -> Callable[[str], Any]:

@@ -11,11 +11,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from shoal.base.machine import local_path
 from shoal.base.plural import counted
-from shoal.base.settings import Setting
 from shoal.cli.answers import Answer, naming, warn
 from shoal.cli.options import Command
 from shoal.cli.reading import Files, Model, ModelFormat, Reading, format_for_model, open_reader
-from shoal.config import COLUMN_FORMATS, Threads
+from shoal.config import COLUMN_FORMATS, File, Name, Threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,9 +56,9 @@ class Predict(Reading, frozen=True, kw_only=True):
 
     model: Model
     data: Files
-    output: Annotated[str, Setting("file of the probabilities; - is standard output", metavar="FILE")]
+    output: Annotated[File, "file of the probabilities; - is standard output"]
     format: ModelFormat = None
-    overwrite: Annotated[bool, Setting("replace an existing file")] = False
+    overwrite: Annotated[bool, "replace an existing file"] = False
     threads: Threads = None
 
 
@@ -70,11 +69,8 @@ class Evaluate(Reading, frozen=True, kw_only=True):
     data: Files
     format: ModelFormat = None
     group: Annotated[
-        str | None,
-        Setting(
-            "column, namespace or field whose text is the group of an example: print GAUC, the mean AUC within groups",
-            metavar="NAME",
-        ),
+        Name | None,
+        "column, namespace or field whose text is the group of an example: print GAUC, the mean AUC within groups",
     ] = None
     threads: Threads = None
 

@@ -10,17 +10,25 @@ from shoal.base.defaults import BATCH_SIZE
 from shoal.base.settings import Setting
 from shoal.cli.answers import warn
 from shoal.cli.options import Output, option
-from shoal.config import COLUMN_FORMATS, BatchSize, DataConfig, Format, OnError, ReaderConfig, ReaderThreads, separator
+from shoal.config import (
+    COLUMN_FORMATS,
+    BatchSize,
+    DataConfig,
+    Dir,
+    Format,
+    OnError,
+    ReaderConfig,
+    ReaderThreads,
+    separator,
+)
 
 if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
 
-Files = Annotated[tuple[str, ...], Setting("examples: files, patterns, URLs, or -", metavar="FILE", several=True)]
-ModelFormat = Annotated[Format, Setting("format of the data", unset="that of the training data")]
-Model = Annotated[str, Setting("directory of the model, or s3://...", metavar="MODEL", positional=True)]
-Cache = Annotated[
-    str | None, Setting("directory for local copies of remote exports", metavar="DIR", unset="~/.cache/shoal")
-]
+Files = Annotated[tuple[str, ...], "examples: files, patterns, URLs, or -", Setting(metavar="FILE", several=True)]
+ModelFormat = Annotated[Format, "format of the data (default: that of the training data)"]
+Model = Annotated[str, "directory of the model, or s3://...", Setting(metavar="MODEL", positional=True)]
+Cache = Annotated[Dir | None, "directory for local copies of remote exports (default: ~/.cache/shoal)"]
 
 
 class Reading(Output, frozen=True, kw_only=True):

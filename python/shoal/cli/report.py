@@ -8,7 +8,7 @@ from shoal.base.settings import Setting
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command
 from shoal.cli.reading import Model, ModelFormat, Reading, format_for_model, open_reader
-from shoal.config import Threads
+from shoal.config import File, Number, Threads
 
 EXAMPLES = """\
 examples:
@@ -24,15 +24,13 @@ class Report(Reading, frozen=True, kw_only=True):
     """The options of the command."""
 
     model: Model
-    output: Annotated[
-        str | None, Setting("HTML file, a path or s3://...", metavar="FILE", unset="MODEL/report.html")
-    ] = None
-    overwrite: Annotated[bool, Setting("replace an existing file of --output")] = False
+    output: Annotated[File | None, "HTML file, a path or s3://... (default: MODEL/report.html)"] = None
+    overwrite: Annotated[bool, "replace an existing file of --output"] = False
     data: Annotated[
-        tuple[str, ...], Setting("validation examples to measure the model on", metavar="FILE", several=True)
+        tuple[str, ...], "validation examples to measure the model on", Setting(metavar="FILE", several=True)
     ] = ()
     format: ModelFormat = None
-    top: Annotated[int, Setting("number of weights to list", ge=0, metavar="N")] = 30
+    top: Annotated[Number, "number of weights to list"] = 30
     threads: Threads = None
 
 

@@ -13,7 +13,7 @@ from shoal.base.sizes import memory_bytes
 from shoal.cli.answers import Answer, naming, warn
 from shoal.cli.options import Command, Output
 from shoal.cli.reading import Cache
-from shoal.config import LogFormat, Size, Threads
+from shoal.config import Count, File, LogFormat, Seconds, Size, Threads
 
 EXAMPLES = """\
 examples:
@@ -44,118 +44,69 @@ class Serve(Output, frozen=True, kw_only=True):
 
     path: Annotated[
         str | None,
-        Setting(
-            "export of a model, or a directory of exports, of which the newest is served; or s3://...; or a table of a "
-            "running cluster, tcp://HOST:PORT/TABLE, whose current rows are read; tcp://HOST:PORT with --like or "
-            "--config",
-            metavar="EXPORT",
-            positional=True,
-        ),
+        "export of a model, or a directory of exports, of which the newest is served; or s3://...; or a table of a "
+        "running cluster, tcp://HOST:PORT/TABLE, whose current rows are read; tcp://HOST:PORT with --like or --config",
+        Setting(metavar="EXPORT", positional=True),
     ] = None
     like: Annotated[
         str | None,
-        Setting(
-            "for tables of a running cluster: an export or a directory of a model, also of a checkpoint, with the "
-            "kind, columns and calibration to use",
-            metavar="MODEL",
-            unset="logistic regression with a bias; instances have keys",
-        ),
+        "for tables of a running cluster: an export or a directory of a model, also of a checkpoint, with the kind, "
+        "columns and calibration to use (default: logistic regression with a bias; instances have keys)",
+        Setting(metavar="MODEL"),
     ] = None
     config: Annotated[
-        str | None,
-        Setting(
-            "for tables of a running cluster: the configuration with which its workers run train ctr; dense in [train] "
-            "must be servers",
-            metavar="FILE",
-        ),
+        File | None,
+        "for tables of a running cluster: the configuration with which its workers run train ctr; dense in [train] "
+        "must be servers",
     ] = None
     model: Annotated[
         tuple[str, ...],
-        Setting(
-            "serve this export, or directory of exports, at /models/NAME; repeatable; instead of EXPORT",
-            metavar="NAME=EXPORT",
-            check="shoal.cli.serve:_named",
-        ),
+        "serve this export, or directory of exports, at /models/NAME; repeatable; instead of EXPORT",
+        Setting(metavar="NAME=EXPORT", check="shoal.cli.serve:_named"),
     ] = ()
     versions: Annotated[
         tuple[str, ...],
-        Setting(
-            "versions of a model to serve: latest (default), latest:N, all, or numbers as 3,5",
-            metavar="NAME=WHICH",
-            check="shoal.cli.serve:_named",
-        ),
+        "versions of a model to serve: latest (default), latest:N, all, or numbers as 3,5",
+        Setting(metavar="NAME=WHICH", check="shoal.cli.serve:_named"),
     ] = ()
     labels: Annotated[
         tuple[str, ...],
-        Setting(
-            "labels of versions, as ctr=stable:3,canary:4, which are served at /models/NAME/labels/LABEL",
-            metavar="NAME=LABEL:N",
-            check="shoal.cli.serve:_named",
-        ),
+        "labels of versions, as ctr=stable:3,canary:4, which are served at /models/NAME/labels/LABEL",
+        Setting(metavar="NAME=LABEL:N", check="shoal.cli.serve:_named"),
     ] = ()
     split: Annotated[
         tuple[str, ...],
-        Setting(
-            "shares of the requests that name no version, as ctr=stable:0.95,canary:0.05",
-            metavar="NAME=LABEL:SHARE",
-            check="shoal.cli.serve:_named",
-        ),
+        "shares of the requests that name no version, as ctr=stable:0.95,canary:0.05",
+        Setting(metavar="NAME=LABEL:SHARE", check="shoal.cli.serve:_named"),
     ] = ()
-    host: Annotated[str, Setting("address to listen on", metavar="HOST")] = "127.0.0.1"
-    port: Annotated[int, Setting("port to listen on; 0: any free port", ge=0, le=65535, metavar="PORT")] = 8080
+    host: Annotated[str, "address to listen on", Setting(metavar="HOST")] = "127.0.0.1"
+    port: Annotated[int, "port to listen on; 0: any free port", Setting(ge=0, le=65535, metavar="PORT")] = 8080
     watch: Annotated[
-        float | None,
-        Setting(
-            "check for a newer version at this interval; for a click model of a cluster: read its dense part again "
-            "(there every second without it)",
-            gt=0,
-            metavar="SECONDS",
-            unset="never",
-        ),
+        Seconds | None,
+        "check for a newer version at this interval; for a click model of a cluster: read its dense part again (there "
+        "every second without it) (default: never)",
     ] = None
     allow_host: Annotated[
         tuple[str, ...],
-        Setting(
-            "accept POST /reload and POST /models/NAME at this host name too, as behind a proxy; repeatable",
-            metavar="NAME",
-            unset="numeric addresses, localhost and the name of this machine",
-        ),
+        "accept POST /reload and POST /models/NAME at this host name too, as behind a proxy; repeatable (default: "
+        "numeric addresses, localhost and the name of this machine)",
+        Setting(metavar="NAME"),
     ] = ()
     refuse_unknown_columns: Annotated[
         bool,
-        Setting(
-            "answer requests with columns that the model does not know with status 400; without it they are passed "
-            "over, and counted"
-        ),
+        "answer requests with columns that the model does not know with status 400; without it they are passed over, "
+        "and counted",
     ] = False
-    reuse_port: Annotated[bool, Setting("allow several processes to listen on the port")] = False
-    max_body: Annotated[Size, Setting("largest request body", metavar="SIZE", check="shoal.base.sizes:check_size")] = (
-        "64MiB"
-    )
-    max_decoded: Annotated[
-        Size, Setting("largest memory of a decoded request", metavar="SIZE", check="shoal.base.sizes:check_size")
-    ] = "512MiB"
-    max_in_flight: Annotated[
-        Size,
-        Setting(
-            "memory of all requests in progress; further ones get status 503",
-            metavar="SIZE",
-            check="shoal.base.sizes:check_size",
-        ),
-    ] = "1GiB"
-    max_connections: Annotated[
-        int, Setting("number of connections; a further one replaces the longest idle one", ge=1, metavar="N")
-    ] = 1024
+    reuse_port: Annotated[bool, "allow several processes to listen on the port"] = False
+    max_body: Annotated[Size, "largest request body"] = "64MiB"
+    max_decoded: Annotated[Size, "largest memory of a decoded request"] = "512MiB"
+    max_in_flight: Annotated[Size, "memory of all requests in progress; further ones get status 503"] = "1GiB"
+    max_connections: Annotated[Count, "number of connections; a further one replaces the longest idle one"] = 1024
     request_timeout: Annotated[
-        float,
-        Setting(
-            "time in which a request must arrive and a response must be accepted, or the connection is closed",
-            gt=0,
-            metavar="SECONDS",
-        ),
+        Seconds, "time in which a request must arrive and a response must be accepted, or the connection is closed"
     ] = 30.0
     verify: Annotated[
-        bool, Setting("whether to verify checksums first", negated="start without verifying checksums")
+        bool, "whether to verify checksums first", Setting(negated="start without verifying checksums")
     ] = True
     cache: Cache = None
     threads: Threads = None
@@ -262,11 +213,11 @@ def _alike(options: Serve, like: str, table: str) -> dict[str, Any]:
 
 def _configured(file: str) -> dict[str, Any]:
     """Return the description of the click model that a configuration makes."""
-    from shoal.cli.ctr import open_config_reader
+    from shoal.cli.train import open_config_reader
     from shoal.models import files
 
     try:
-        from shoal.torch.config import read
+        from shoal.torch.config import made_by, read
     except ImportError:
         raise ValueError("click models require PyTorch: pip install 'shoal[torch]'") from None
     config = read(file)
@@ -277,7 +228,7 @@ def _configured(file: str) -> dict[str, Any]:
         "schema": reader.schema,
         "calibration": None,
         "examples": 0,
-        "click": config.made_by(),
+        "click": made_by(config),
     }
 
 

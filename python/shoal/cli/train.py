@@ -1,73 +1,27 @@
-"""``shoal train lr`` and ``shoal train fm``: train a model, or a grid of models, and save the result.
+"""``shoal train lr``, ``fm`` and ``ctr``: train a model, or a grid of models, and save the result.
 
-Each kind of model has a parser of its own; reading, passes, metrics and saving are the same for all.
+Options, files of settings, reading, passes, metrics and saving are the same for all kinds; each makes its own model.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shoal.base.interrupts import at_boundaries
-from shoal.base.plural import counted
-from shoal.cli.answers import DONE, Answer, warn
-from shoal.cli.arguments import (
-    columns,
-    command,
-    log_options,
-    machine,
-    reading,
-)
-from shoal.cli.tracking import make_trackers, tracking_options
-from shoal.cli.train_grid import fitted_grid
-from shoal.cli.train_options import (
-    add_class_options,
-    add_cluster_options,
-    add_factor_options,
-    add_fit_options,
-    add_ftrl_options,
-    add_lifecycle_options,
-    add_normalized_option,
-    add_solver_options,
-    add_tracking_options,
-    parse_grid,
-)
-from shoal.cli.train_run import (
-    calibrate,
-    check_learned,
-    check_saver,
-    choose_normalized,
-    exit_status,
-    keeping_what_was_learned,
-    make_room,
-    name_features,
-    names_later,
-    saving,
-    training_data,
-)
-from shoal.cli.train_summary import (
-    count_names,
-    filter_summary,
-    finished_already,
-    fit_facts,
-    model_facts,
-    name_lines,
-    pass_lines,
-    solver_summary,
-    table_lines,
-)
+from msgspec.structs import replace
+
+from shoal.base.defaults import CLICK_BATCH_SIZE
+from shoal.cli.answers import Answer
+from shoal.cli.options import Command, Group, option
+from shoal.cli.reading import Reading, format_of, open_reader, schema_of
+from shoal.cli.train_grid import fitted_grid, grid_values
+from shoal.cli.train_options import TrainOptions
+from shoal.cli.train_run import Data, fitted, open_data, open_store, restarted_with_workers, tidied
+from shoal.config import FactorizationConfig, FTRLConfig, RegressionConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from shoal.cluster.worker.cache import Cache
-    from shoal.cluster.worker.filters import Filters
     from shoal.data import Reader
-    from shoal.models import DBPG, Model
-    from shoal.models.fit_checkpoints import Resume
-    from shoal.models.multiclass import MultiClass
-    from shoal.store.base import Store
+    from shoal.models import DBPG
+    from shoal.optim import FTRL
 
 EXAMPLES = """\
 examples:
@@ -100,11 +54,9 @@ examples:
   $ shoal train lr --data ads_0.csv --format csv --label click --numeric price --no-normalized --ignore user \\
       --output sizes
 
-  a tenth of the negative examples, with ten times the weight:
-  $ shoal train lr --data day_0.tsv --format criteo --negative-rate 0.1 --output sampled
-
-  with probabilities calibrated on the validation data:
-  $ shoal train lr --data day_0.tsv --format criteo --valid day_1.tsv --calibrate isotonic --output sound
+  a tenth of the negative examples, with ten times the weight, and probabilities calibrated on the validation data:
+  $ shoal train lr --data day_0.tsv --format criteo --valid day_1.tsv --negative-rate 0.1 --calibrate isotonic \\
+      --output sampled
 
   with the progressive loss at powers of two, as Vowpal Wabbit prints it, instead of a progress bar:
   $ shoal train lr --data train.libsvm --format libsvm --progress 2.0 --output lines
@@ -115,13 +67,10 @@ examples:
   to convergence under an L1 penalty, with the examples in memory:
   $ shoal train lr --data train.libsvm --format libsvm --solver dbpg --l1 2 --output sparse
 
-  on a cluster of processes on this machine (several machines: run N times with --cluster tcp://HOST:PORT --workers N):
-  $ shoal launch --servers 2 --workers 2 \\
-      shoal train lr --cluster --data day_0.tsv --format criteo --output shared
-
+  on a cluster of processes on this machine (several machines: run N times with --cluster tcp://HOST:PORT --workers N),
   with compressed messages:
   $ shoal launch --servers 2 --workers 2 \\
-      shoal train lr --cluster --data day_0.tsv --format criteo --output near --filter zeros,gradients=bfloat16
+      shoal train lr --cluster --data day_0.tsv --format criteo --output shared --filters zeros,gradients=bfloat16
 
   rows only for keys that occur twice, removed when they are not used for 100,000 batches:
   $ shoal train lr --data day_0.tsv --format criteo --admit bloom:2:100000000 --expire ttl:100000 --output lean
@@ -131,6 +80,10 @@ examples:
 
   with a checkpoint every 1000 batches; after a crash or Ctrl-C the same command continues, with the same result:
   $ shoal train lr --data day_0.tsv --format criteo --output long --checkpoint-every 1000 --resume
+
+  the settings of a run as a file, and a run with them:
+  $ shoal train lr --data day_0.tsv --format criteo --alpha 0.05 --print-config > run.toml
+  $ shoal train lr --config run.toml --output again
 
 --output, --data and --valid also take URLs such as s3://bucket/name. Ctrl-C and SIGTERM save the model as trained so
 far and exit with status 130 and 143. An existing model is replaced only with --overwrite, atomically and at the end; a
@@ -156,413 +109,203 @@ examples:
 SIGTERM save the model as trained so far and exit with status 130 and 143.
 """
 
+CTR_EXAMPLES = """\
+examples:
+  $ shoal train ctr --config ctr.toml --output clicks          # docs/ctr.md has a complete configuration
+  $ shoal train ctr --config ctr.toml --set model.name=dcnv2 --set model.dim=8 --set train.optimizer.lr=0.0005 \\
+      --output other
 
-def add(commands: Any) -> Any:
-    """Add the command and its kinds of models; return the object to which further kinds are added."""
-    train = command(commands, "train", "Train a model.", EXAMPLES)
-    kinds = train.add_subparsers(title="kinds of models", metavar="KIND", required=True)
-    lr = command(
-        kinds, "train lr", "Train a logistic regression with FTRL-Proximal.", LR_EXAMPLES, repeated(_tidy(train_lr))
-    )
-    add_fit_options(lr)
-    add_ftrl_options(lr)
-    add_normalized_option(lr)
-    add_class_options(lr)
-    add_solver_options(lr)
-    add_lifecycle_options(lr)
-    add_tracking_options(lr)
-    lr.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        type=parse_grid,
-        metavar="NAME=A,B,...",
-        help="values of a setting (alpha, beta, l1, l2) to try, in all combinations with the other --grid options",
-    )
-    lr.add_argument(
-        "--save-all", action="store_true", help="with --grid: save every model, each to a subdirectory of DIR"
-    )
-    columns(lr)
-    reading(lr)
-    machine(lr)
-    log_options(lr, "worker")
-    add_cluster_options(lr)
-    fm = command(kinds, "train fm", "Train a factorization machine.", FM_EXAMPLES, repeated(_tidy(train_fm)))
-    add_fit_options(fm)
-    add_ftrl_options(fm)
-    add_normalized_option(fm)
-    add_lifecycle_options(fm)
-    add_factor_options(fm)
-    add_tracking_options(fm)
-    columns(fm)
-    reading(fm)
-    machine(fm)
-    log_options(fm, "worker")
-    add_cluster_options(fm)
-    return kinds
+  on two workers and two servers; [train] dense = "servers" keeps the dense part on the servers:
+  $ shoal launch --servers 2 --workers 2 shoal train ctr --cluster --config ctr.toml --output shared
+
+  a model for each combination of settings, trained in one pass; the best one is saved:
+  $ shoal train ctr --config ctr.toml --grid model.dim=4,8 --grid train.optimizer.lr=0.0005,0.001 \\
+      --grid model.dropout=0,0.2 --output best
+
+  continue after Ctrl-C or a crash from the last checkpoint:
+  $ shoal train ctr --config ctr.toml --output clicks --resume
+
+  use the result:
+  $ shoal report clicks
+  $ shoal evaluate clicks --data day_2.csv
+
+architectures: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The command writes a checkpoint to the output
+directory after every pass, and every N batches with --checkpoint-every N. Ctrl-C and SIGTERM also write one; the exit
+status is then 130 or 143. On a cluster each worker trains on its split of the examples and worker 0 saves the model;
+Ctrl-C then writes no checkpoint: the last one remains.
+"""
 
 
-def open_store(arguments: argparse.Namespace) -> Store:
-    """Open the store of the tables: in this process, or on a cluster."""
-    from shoal.store.local import local
+def train_lr(options: TrainOptions) -> Answer:
+    """Train a logistic regression, of two classes or several, or a grid of them."""
+    from shoal.models import LogisticRegression, LogisticRegressionGrid, MulticlassRegression
 
-    if arguments.cluster is None:
-        options = ("consistency", "workers", "job", "curve", "tracing", "cache", "filter", "shared_storage")
-        given = [name.replace("shared_", "no-shared-") for name in options if getattr(arguments, name) is not None]
-        if given:
-            raise ValueError(f"--{given[0]} requires --cluster")
-        return local(threads=arguments.threads, slots=arguments.slots)
-    from shoal.cluster.worker.connect import connect
-    from shoal.consistency import BSP
-
-    wanted = [pair for pairs in arguments.filter or () for pair in pairs]
-    names = [name for name, _ in wanted]
-    if len(set(names)) < len(names):
-        raise ValueError(f"--filter names {max(names, key=names.count).replace('_', '-')} twice: name it once")
-    if arguments.tracing:
-        from shoal.cluster.worker.tracing import set_up_exporter
-
-        set_up_exporter()
-    return connect(
-        arguments.cluster or None,
-        job=arguments.job,
-        consistency=arguments.consistency or BSP(),
-        workers=arguments.workers,
-        threads=arguments.threads,
-        curve=arguments.curve,
-        tracing=arguments.tracing,
-        filters=_filters(dict(wanted), arguments.seed or 0) if wanted else None,
-        cache=_cache(arguments.cache),
-        shared_storage=arguments.shared_storage is None,
-    )
-
-
-def train_lr(arguments: argparse.Namespace) -> Answer:
-    """Train a logistic regression, or a grid of them."""
-    from shoal.models import LogisticRegression, LogisticRegressionGrid
-    from shoal.optim import FTRL
-
-    choose_normalized(arguments)
-    if arguments.classes is not None:
-        return _train_classes(arguments)
-    if arguments.multi_class is not None:
+    settings = options.lr
+    solver = _solver(options, settings)
+    if settings.classes is not None:
+        _check_classes(options, settings)
+    elif settings.multi_class is not None:
         raise ValueError("--multi-class requires --classes")
-    solver = _solver(arguments)
-    if solver is not None:
-        train, how = training_data(arguments, [arguments.output])
-        with open_store(arguments) as store:
-            return fitted(arguments, LogisticRegression(store=store, solver=solver, **_table_of(arguments)), train, how)
-    optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
-    if not arguments.grid:
-        if arguments.save_all:
-            raise ValueError("--save-all requires --grid")
-        train, how = training_data(arguments, [arguments.output])
-        with open_store(arguments) as store:
-            return fitted(arguments, LogisticRegression(optimizer, store=store, **_table_of(arguments)), train, how)
-    if arguments.checkpoint_every is not None or arguments.resume:
-        raise ValueError("--grid writes no checkpoints: leave out --checkpoint-every and --resume")
-    if arguments.admit or arguments.expire:
-        raise ValueError(
-            "--grid does not support --admit and --expire: find the best setting first, then train with them"
-        )
-    if arguments.table is not None:
-        raise ValueError("--grid makes a table for each model: leave out --table")
-    values = dict(arguments.grid)
-    if len(values) < len(arguments.grid):
-        raise ValueError("--grid names a setting twice: give all its values at once, as in alpha=0.05,0.1")
-    if arguments.cluster is not None:
-        raise ValueError("--grid trains in one process: leave out --cluster, or train the best setting on the cluster")
-    with open_store(arguments) as store:
-        grid = LogisticRegressionGrid(
-            values,
-            optimizer=optimizer,
-            store=store,
-            seed=arguments.seed,
-            normalized=arguments.normalized,
-            negative_rate=arguments.negative_rate,
-            warm_up=not arguments.no_warm_up,
-        )
-        make_room(arguments, store)
-        return fitted_grid(arguments, grid)
+    how = _how(options, settings, is_exact=settings.solver == "online")
+    if options.grid:
+        values = {name: list(map(_number, given)) for name, given in grid_values(options).items()}
+        data = open_data(options)
+        with open_store(options) as store:
+            names = ("seed", "normalized", "negative_rate", "warm_up")
+            some = {name: how[name] for name in names}
+            grid = LogisticRegressionGrid(values, optimizer=_ftrl(settings), store=store, **some)
+            return fitted_grid(options, grid, data, grid.fit, lambda one: replace(options, lr=replace(settings, **one)))
+    data = open_data(options)
+    with open_store(options) as store:
+        if settings.classes is not None:
+            loss = settings.multi_class or "multinomial"
+            del how["negative_rate"]
+            several = MulticlassRegression(settings.classes, optimizer=_ftrl(settings), store=store, loss=loss, **how)
+            return fitted(options, several, data)
+        optimizer: Any = {"optimizer": _ftrl(settings)} if solver is None else {"solver": solver}
+        return fitted(options, LogisticRegression(store=store, **optimizer, **how), data)
 
 
-# Options of models of two classes, and their defaults.
-_OF_TWO_CLASSES: dict[str, Any] = {
-    "solver": "online",
-    "grid": [],
-    "save_all": False,
-    "positive": None,
-    "negative_rate": 1.0,
-    "calibrate": None,
-}
-
-
-def _train_classes(arguments: argparse.Namespace) -> Answer:
-    """Train a logistic regression of several classes."""
-    from shoal.models import MulticlassRegression
-    from shoal.optim import FTRL
-
-    if arguments.classes < 3:
-        raise ValueError(f"--classes is {arguments.classes}: pass 3 or more, or leave it out for labels of 0 and 1")
-    for name, usual in _OF_TWO_CLASSES.items():
-        if getattr(arguments, name) != usual:
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} is for two classes and does not apply to --classes: leave it out")
-    if arguments.metric == "auc":
-        raise ValueError("--metric auc is for two classes: pass --metric logloss or accuracy")
-    _solver(arguments)  # refuses its settings
-    optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
-    loss: MultiClass = arguments.multi_class or "multinomial"
-    train, how = training_data(arguments, [arguments.output])
-    with open_store(arguments) as store:
-        model = MulticlassRegression(
-            arguments.classes, optimizer=optimizer, store=store, loss=loss, **_table_of(arguments)
-        )
-        return fitted(arguments, model, train, how)
-
-
-def train_fm(arguments: argparse.Namespace) -> Answer:
+def train_fm(options: TrainOptions) -> Answer:
     """Train a factorization machine."""
     from shoal.models import FactorizationMachine
-    from shoal.optim import FTRL, Adagrad, Normal
+    from shoal.optim import Adagrad, Normal
 
-    choose_normalized(arguments)
-    optimizer = FTRL(alpha=arguments.alpha, beta=arguments.beta, l1=arguments.l1, l2=arguments.l2)
-    factors = Adagrad(lr=arguments.factors_lr, n0=arguments.factors_n0, weight_decay=arguments.factors_l2)
-    init = Normal(arguments.init_std, seed=arguments.seed)
-    train, how = training_data(arguments, [arguments.output])
-    with open_store(arguments) as store:
-        model = FactorizationMachine(
-            arguments.dim, optimizer=optimizer, factors=factors, init=init, store=store, **_table_of(arguments)
-        )
-        return fitted(arguments, model, train, how)
-
-
-def repeated(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Namespace], Answer]:
-    """Make a command begin again when the number of workers of its fit has changed, which then continues."""
-
-    def repeat(arguments: argparse.Namespace) -> Answer:
-        from shoal.cluster.protocol.environment import find_worker_range
-        from shoal.errors import DeadlineExceededError, WorkersChangedError
-
-        workers = arguments.workers or find_worker_range(os.environ)
-        if arguments.cluster is None or not isinstance(workers, tuple):
-            return run(arguments)
-        has_changed = False
-        # From the connection on, until the fit can hand over its state, also in the job that continues it.
-        with at_boundaries():
-            while True:
-                try:
-                    return run(arguments)
-                except WorkersChangedError as change:
-                    if change.leaves:
-                        return Answer(str(change), {"model": None, "left": True})
-                    warn(f"{change.what}: this one connects again and continues the fit")
-                    has_changed = arguments.overwrite = True  # what is there was written by this fit
-                except DeadlineExceededError as late:
-                    if not has_changed:
-                        raise
-                    raise DeadlineExceededError(
-                        f"{late}: start more of them while this one waits; or start all again, with --resume if the "
-                        "fit wrote checkpoints (--checkpoint-every)"
-                    ) from late
-
-    return repeat
+    settings: FactorizationConfig = options.fm
+    how = _how(options, settings, is_exact=True)
+    factors = Adagrad(lr=settings.factors_lr, n0=settings.factors_n0, weight_decay=settings.factors_l2)
+    init = Normal(settings.init_std, seed=options.train.seed)
+    data = open_data(options)
+    with open_store(options) as store:
+        optimizer = _ftrl(settings)
+        model = FactorizationMachine(settings.dim, optimizer=optimizer, factors=factors, init=init, store=store, **how)
+        return fitted(options, model, data)
 
 
-def _tidy(run: Callable[[argparse.Namespace], Answer]) -> Callable[[argparse.Namespace], Answer]:
-    """Make a command that fails remove the empty directory of its output."""
-
-    def tidy(arguments: argparse.Namespace) -> Answer:
-        from shoal.storage.base import remove_if_failed
-        from shoal.storage.open import open_dir
-
-        with remove_if_failed(open_dir(arguments.output)):
-            return run(arguments)
-
-    return tidy
-
-
-def fitted(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
-    """Fit a model of any kind, save it, track it and return the summary."""
-    make_room(arguments, model.store)
-    options = tracking_options(arguments)
-    trackers = make_trackers(options, arguments.output, resume=arguments.resume) if model.store.rank == 0 else []
-    is_online = getattr(model, "solver", None) is None
-    with contextlib.ExitStack() as runs:
-        if is_online:
-            how = how | {"callbacks": [runs.enter_context(tracker) for tracker in trackers]}
-        answer = _fit_and_save(arguments, model, train, how)
-        if answer.status == DONE:
-            for tracker in trackers:
-                if is_online:
-                    tracker.model_saved(arguments.output)
-                else:
-                    tracker.log_fitted(model, arguments.output)
-    return answer
-
-
-def _fit_and_save(arguments: argparse.Namespace, model: Model, train: Reader, how: dict[str, Any]) -> Answer:
-    """Fit a model of any kind, save it and return the summary. Of several workers, worker 0 evaluates and saves."""
-    from shoal.models import Checkpointing, files
-    from shoal.models.fit_checkpoints import FitFinishedError
-    from shoal.storage.open import open_dir
-
-    rank, workers = model.store.rank, model.store.num_workers
-    whole, whole_valid = train, how["valid"]
-    if names_later(arguments):
-        train = train.with_names(None)
-    if workers > 1:
-        train = train.split(rank, workers)
-        own_valid = whole_valid if rank == 0 else None  # a solver measures on one worker
-        if whole_valid is not None and getattr(model, "solver", None) is None:
-            own_valid = whole_valid.split(rank, workers)
-        how = how | {"valid": own_valid}
-    resume = resuming(arguments)
-    # The best weights of several workers are kept in a directory that all of them see.
-    patient = workers > 1 and how["early_stopping"] is not None
-    kept = arguments.checkpoint_every is not None or bool(resume) or patient
-    if kept:
-        how["checkpoint"] = Checkpointing(
-            arguments.output, every=arguments.checkpoint_every, resume=resume, overwrite=arguments.overwrite
-        )
-    elif rank == 0:
-        model.store.check_storage(arguments.output)
-    interrupted: KeyboardInterrupt | None = None
-    over = False
+def train_ctr(options: TrainOptions) -> Answer:
+    """Train a click-through-rate model in PyTorch, or a grid of them."""
     try:
-        with keeping_what_was_learned(lambda: [(model, arguments.output)], train.names):
-            model.fit(train, **how)
-    except KeyboardInterrupt as interrupt:
-        interrupted = interrupt
-    except FitFinishedError:
-        over = True
-    check_learned(model.examples, train, interrupted)
-    (extra, facts), (more, filters) = solver_summary(model), filter_summary(model.store)
-    extra, facts = extra + more, facts | filters
-    if rank != 0:
-        check_saver(model.store)
-        if interrupted is not None:
-            warn(f"interrupted after {counted(model.examples, 'example')}; worker 0 saves the model")
-        return Answer(
-            "\n".join([*pass_lines(model), *extra, f"{'model':<12} worker 0 of {workers} saves it"]),
-            {
-                "model": None,
-                "worker": rank,
-                "interrupted": interrupted is not None,
-                "names": None,
-                **fit_facts(model),
-                **facts,
-            },
-            exit_status(interrupted),
-        )
-    if over and _is_complete(arguments):
-        return finished_already(model, arguments.output)
-    interrupted = interrupted or calibrate(arguments, [model], whole_valid)
-    if names_later(arguments) and not interrupted:
-        interrupted = name_features(whole, show=how["progress"] is True)
-    if kept and interrupted:
-        whole = whole.with_names(None)  # what is left is the checkpoint
-    with saving(interrupted) as stopped:
-        target = arguments.output
-        if not (kept and interrupted):
-            target = model.save(target, overwrite=kept or arguments.overwrite, names=whole.names)
-    if interrupted and not kept:
-        warn(
-            f"interrupted after {counted(model.examples, 'example')}; the model as trained so far is in {target}; "
-            "with --resume a fit also leaves a checkpoint to continue from"
-        )
-    elif interrupted and not files.is_model(open_dir(target)):
-        warn(f"interrupted after {model.examples:,} examples, before a checkpoint was written in {target}")
-    elif interrupted:
-        warn(
-            f"interrupted after {counted(model.examples, 'example')}; "
-            f"--resume continues from the checkpoint in {target}"
-        )
-    facts = model_facts(model) | facts
-    lines = [*pass_lines(model), *extra, *table_lines(model, facts), *name_lines(whole), f"{'model':<12} {target}"]
-    return Answer(
-        "\n".join(lines),
-        {
-            "model": str(target),
-            "worker": rank,
-            "interrupted": interrupted is not None,
-            "names": count_names(whole),
-            **facts,
-        },
-        exit_status(stopped()),
-    )
+        import torch
+    except ImportError:
+        raise ValueError("click-through-rate models require PyTorch: pip install 'shoal[torch]'") from None
+    from shoal.torch.config import build, checked
+    from shoal.torch.grid import ClickModelGrid
+
+    if options.train.metric == "accuracy":
+        raise ValueError("--metric accuracy is of several classes: pass --metric logloss or auc")
+    if not options.data.data:
+        raise ValueError("the run has no examples: pass --data FILE, or set data in [data]")
+    form = format_of(options.data.data, options.data.format, quiet=options.quiet)
+    config = checked(replace(options, data=replace(options.data, format=form)))
+    valid = open_config_reader(config, config.data.valid) if config.data.valid else None
+    data = Data(open_config_reader(config, config.data.data), valid)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    data.check(config, kept=True)
+    if options.grid:
+        values = grid_values(options)
+        with ClickModelGrid(config, values, threads=options.threads, slots=options.tables.slots) as grid:
+
+            def fit(reader: Reader, *, valid: Reader | None, progress: bool | float, **_: Any) -> None:
+                grid.fit(reader, valid=valid, progress=progress)  # the rest is in its configuration
+
+            return fitted_grid(config, grid, data, fit, lambda one: grid.configs[grid.settings.index(one)])
+    with open_store(options) as store:
+        return fitted(config, build(config, store), data)
 
 
-def _is_complete(arguments: argparse.Namespace) -> bool:
-    """Whether the model of a fit that is over has all that is asked for."""
-    from shoal.models import files
-
-    saved = files.read(arguments.output)
-    return (arguments.calibrate is None or saved.calibration is not None) and not (
-        arguments.names and saved.names is None
-    )
+def open_config_reader(config: TrainConfig, files: Any) -> Reader:
+    """Create the reader of files in the format and with the columns of a configuration of a click model."""
+    form = config.data.format or ""
+    size = config.train.batch_size or CLICK_BATCH_SIZE
+    return open_reader(files, form, Reading.of(config.data, size), schema_of(config.data, form))
 
 
-def resuming(arguments: argparse.Namespace) -> Resume:
-    """Return whether the fit resumes, and whether its files may have grown."""
-    if arguments.allow_appended and not arguments.resume:
-        raise ValueError("--allow-appended requires --resume")
-    return "appended" if arguments.allow_appended else bool(arguments.resume)
+def _ftrl(settings: FTRLConfig) -> FTRL:
+    from shoal.optim import FTRL
+
+    return FTRL(alpha=settings.alpha, beta=settings.beta, l1=settings.l1, l2=settings.l2)
 
 
-def _solver(arguments: argparse.Namespace) -> DBPG | None:
+def _how(options: TrainOptions, settings: FTRLConfig, *, is_exact: bool) -> dict[str, Any]:
+    """Return the arguments that all models over one table have.
+
+    Values are normalized unless the options say otherwise: if columns are numeric, and messages are exact.
+    """
+    from shoal.lifecycle import parse_admission, parse_expiry
+
+    normalized = settings.normalized
+    if normalized is None:
+        normalized = bool(options.data.numeric) and is_exact and options.cluster.filters is None
+    tables = options.tables
+    return {
+        **({} if tables.table is None else {"table": tables.table}),
+        "seed": options.train.seed,
+        "admit": None if tables.admit is None else parse_admission(tables.admit),
+        "expire": [parse_expiry(rule) for rule in tables.expire or ()],
+        "normalized": normalized,
+        "negative_rate": options.train.negative_rate,
+        "warm_up": options.train.warm_up,
+    }
+
+
+def _check_classes(options: TrainOptions, settings: RegressionConfig) -> None:
+    """Raise ValueError for what only models of two classes have."""
+    given = {
+        "solver": settings.solver != "online",
+        "grid": options.grid,
+        "save_all": options.save_all,
+        "positive": options.data.positive,
+        "negative_rate": options.train.negative_rate != 1.0,
+        "calibrate": options.train.calibrate,
+    }
+    for name in (name for name, value in given.items() if value):
+        raise ValueError(f"{option(name)} is for two classes and does not apply to --classes: leave it out")
+    if options.train.metric == "auc":
+        raise ValueError("--metric auc is for two classes: pass --metric logloss or accuracy")
+
+
+def _solver(options: TrainOptions, settings: RegressionConfig) -> DBPG | None:
     """Return the batch solver, if it was requested."""
     from shoal.models import DBPG
 
-    given = {name: value for name in _OF_DBPG if (value := getattr(arguments, name)) is not None}
-    if arguments.solver == "online":
+    names = ("blocks", "delay", "slack", "tolerance", "passes")
+    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    if settings.solver == "online":
         if given:
             raise ValueError(f"--{next(iter(given))} requires --solver dbpg")
         return None
-    for name, usual in {"grid": [], "alpha": 0.1, "beta": 1.0, "l2": 0.0}.items():
-        if getattr(arguments, name) != usual:
-            raise ValueError(f"--{name} does not apply to --solver dbpg: leave it out")
-    for name, usual in {"epochs": 1, "shuffle": False, "patience": None}.items():
-        if getattr(arguments, name) != usual:
+    usual = RegressionConfig()
+    others = {"grid": options.grid, **{name: getattr(settings, name) != getattr(usual, name) for name in _OF_FTRL}}
+    for name in (name for name, value in others.items() if value):
+        raise ValueError(f"--{name} does not apply to --solver dbpg: leave it out")
+    for name, default in {"epochs": 1, "shuffle": False, "patience": None}.items():
+        if getattr(options.train, name) != default:
             raise ValueError(f"--{name} does not apply to --solver dbpg: pass --passes and --tolerance")
-    if arguments.normalized:
+    if settings.normalized:
         raise ValueError("--normalized does not apply to --solver dbpg: leave it out")
     if given.get("slack", 0) < 0:
         given["slack"] = None
-    return DBPG(l1=arguments.l1, **given)
+    return DBPG(l1=settings.l1, **given)
 
 
-_OF_DBPG = ("blocks", "delay", "slack", "tolerance", "passes")
+_OF_FTRL = ("alpha", "beta", "l2")
 
 
-def _cache(wanted: tuple[int, int, bool] | None) -> Cache | None:
-    if wanted is None:
-        return None
-    from shoal.cluster.worker.cache import Cache
-
-    return Cache(rows=wanted[0], staleness=wanted[1], local_steps=wanted[2])
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"--grid has {value!r}, which is not a number: write it as alpha=0.05,0.1")
+    return float(value)
 
 
-def _filters(wanted: dict[str, str], seed: int) -> Filters:
-    from shoal.cluster.worker.filters import Filters
-
-    how: dict[str, Any] = {name: value or True for name, value in wanted.items()}
-    if "threshold" in how:
-        try:
-            how["threshold"] = float(how["threshold"])
-        except ValueError:
-            raise ValueError(f"--filter threshold={how['threshold']} is not a number") from None
-    return Filters(seed=seed, **how)
+def _command(kind: str, what: str, examples: str, run: Any) -> Command:
+    run = restarted_with_workers(tidied(run))
+    return Command(f"train {kind}", what, examples, TrainOptions, run, model=kind, reads_file=True, role="worker")
 
 
-def _table_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {
-        **({} if arguments.table is None else {"table": arguments.table}),
-        "seed": arguments.seed,
-        "admit": arguments.admit,
-        "expire": arguments.expire,
-        "normalized": arguments.normalized,
-        "warm_up": not arguments.no_warm_up,
-        **({} if arguments.negative_rate == 1.0 else {"negative_rate": arguments.negative_rate}),
-    }
+COMMANDS = (
+    Group("train", "Train a model.", EXAMPLES, "kinds of models", "KIND"),
+    _command("lr", "Train a logistic regression with FTRL-Proximal.", LR_EXAMPLES, train_lr),
+    _command("fm", "Train a factorization machine.", FM_EXAMPLES, train_fm),
+    _command("ctr", "Train a click-through-rate model in PyTorch: DeepFM, DCN-V2, DLRM, ...", CTR_EXAMPLES, train_ctr),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.base.plural import counted
@@ -10,10 +10,15 @@ from shoal.cli.answers import Answer
 
 if TYPE_CHECKING:
     from shoal.data import Reader
-    from shoal.models import GridResult, Model
+    from shoal.models import GridResult
     from shoal.models.predictor import Predictor
     from shoal.store.base import Store
     from shoal.table.stats import TableStats
+
+
+def is_click(model: Any) -> bool:
+    """Whether a model is a click model in PyTorch, which has a dense part."""
+    return hasattr(model, "dense_parameters")
 
 
 def finished_already(model: Predictor, directory: str) -> Answer:
@@ -53,7 +58,7 @@ def pass_lines(model: Predictor) -> list[str]:
     return lines
 
 
-def solver_summary(model: Model) -> tuple[list[str], dict[str, Any]]:
+def solver_summary(model: Any) -> tuple[list[str], dict[str, Any]]:
     """Return the result of the batch solver, as lines and as facts."""
     solved = getattr(model, "solved", None)
     if solved is None:
@@ -86,15 +91,29 @@ def rows_of(stats: TableStats, dim: int) -> str:
 _MANY_ROWS = 10_000
 
 
-def table_lines(model: Model, facts: dict[str, Any]) -> list[str]:
-    """Describe the tables of a model and its weights; ``facts`` of `model_facts`, which counts them."""
-    lines = []
-    for table in model.tables:
-        stats = table.stats()
-        lines.append(f"{'table':<12} {rows_of(stats, table.dim)}")
-    bias = f", of {model.num_classes:,} classes" if model.is_multiclass else f", bias {model.bias:.4f}"
-    lines.append(f"{'weights':<12} {facts['nonzero_weights']:,} are not zero{bias}")
-    return lines
+def model_summary(model: Any) -> tuple[list[str], dict[str, Any]]:
+    """Describe the tables and the weights of a model, as lines and as the facts of the worker that saves it."""
+    stats = [(table, table.stats()) for table in model.tables]
+    facts = fit_facts(model) | {"bytes": sum(one.bytes for _, one in stats)}
+    if not is_click(model):
+        weights = model.count_nonzero()
+        facts |= model.class_settings | {
+            "rows": stats[0][1].rows,
+            "nonzero_weights": weights,
+            "bias": model.bias.tolist() if model.is_multiclass else model.bias,
+            "calibration": None if model.calibration is None else model.calibration.to_dict()["kind"],
+        }
+        lines = [f"{'table':<12} {rows_of(one, table.dim)}" for table, one in stats]
+        bias = f", of {model.num_classes:,} classes" if model.is_multiclass else f", bias {model.bias:.4f}"
+        return [*lines, f"{'weights':<12} {weights:,} are not zero{bias}"], facts
+    kind = model.made_by["model"]["name"]
+    facts |= {
+        "kind": kind,
+        "rows": {table.name: len(table) for table, _ in stats},
+        "dense_parameters": model.dense_parameters,
+    }
+    lines = [f"{'table':<12} {table.name}: {rows_of(one, table.dim)}" for table, one in stats]
+    return [*lines, f"{'dense':<12} {model.dense_parameters:,} parameters of {kind}"], facts
 
 
 def count_names(train: Reader) -> int | None:
@@ -120,25 +139,10 @@ def fit_facts(model: Predictor) -> dict[str, Any]:
     }
 
 
-def model_facts(model: Model) -> dict[str, Any]:
-    """Return the facts of a model that the worker that saves it has."""
-    stats = [table.stats() for table in model.tables]
-    bias: Any = model.bias
-    return (
-        fit_facts(model)
-        | model.class_settings
-        | {
-            "rows": stats[0].rows,
-            "bytes": sum(one.bytes for one in stats),
-            "nonzero_weights": model.count_nonzero(),
-            "bias": bias.tolist() if model.is_multiclass else bias,
-            "calibration": None if model.calibration is None else model.calibration.to_dict()["kind"],
-        }
-    )
-
-
-def grid_lines(results: Sequence[GridResult[Any]], column: str, size: Callable[[Any], int]) -> list[str]:
+def grid_lines(results: Sequence[GridResult[Any]]) -> list[str]:
     """Return the results as a table, the best first; its last column has the size of each model."""
+    is_dense = is_click(results[0].model)
+    column = "dense parameters" if is_dense else "weights"
     names = list(results[0].settings)
     rows = [[*names, "logloss", "AUC", "valid logloss", "valid AUC", column]]
     for result in results:
@@ -149,7 +153,7 @@ def grid_lines(results: Sequence[GridResult[Any]], column: str, size: Callable[[
                 f"{result.progressive.logloss:.6f}",
                 f"{result.progressive.auc:.6f}",
                 *valid,
-                f"{size(result.model):,}",
+                f"{result.model.dense_parameters if is_dense else result.model.count_nonzero():,}",
             ]
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -47,6 +47,7 @@ from shoal.store.local import LocalStore, local
 from shoal.table.table import Table
 
 MODEL_FILE = "model.json"
+CONFIG_FILE = "config.toml"  # the configuration of the run that has saved the model
 FORMAT = "shoal model"
 VERSION = 1
 LOGISTIC = "logistic regression"
@@ -77,6 +78,7 @@ _NAMES = re.compile(r"names-[0-9a-f]{6,}\.(names|json)")
 _TOWER = re.compile(r"tower-[0-9a-f]{6,}\.pt")
 _BEST = re.compile(r"best-\d{6,}")
 _LOOK = re.compile(r"check-[0-9a-f]{16}(-\d+)?-look\.slots")  # of a check of the storage that was killed
+_CONFIG = re.compile(re.escape(CONFIG_FILE))
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +158,7 @@ def make_target(where: StoragePath) -> None:
 
 def _is_ours(name: str) -> bool:
     """Return whether model.json may contain this name."""
-    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST, _LOOK))
+    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST, _LOOK, _CONFIG))
 
 
 def best_folder(pass_number: int) -> str:

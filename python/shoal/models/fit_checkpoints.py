@@ -365,7 +365,7 @@ def _check_data(
             continue
         grown = not appended and now.changes(then, appended=True) is None
         remedy = (
-            "pass resume='appended' (--allow-appended) to learn from what was appended too"
+            "pass resume='appended' to learn from what was appended too"
             if grown
             else "pass the same data to resume, or begin another fit"
         )

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from shoal.base.scalars import make_plain, whole
+from shoal.config import FitConfig
 from shoal.data import Batch, Reader
 from shoal.metrics import Metrics
 from shoal.models import preprocessing
@@ -74,6 +75,13 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True):
         preprocessing.Sampling(self.negative_rate, self.seed)
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed is {self.seed}: pass 0 to 2**64 - 1")
+
+
+def early_stopping_of(config: FitConfig) -> EarlyStopping | None:
+    """Return when a fit with these settings ends early."""
+    if config.patience is None:
+        return None
+    return EarlyStopping(config.patience, metric=config.metric, min_delta=config.min_delta)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

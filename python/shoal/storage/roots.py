@@ -80,7 +80,7 @@ class StorageRoots:
             if name not in CREDENTIALS and (name not in self._options or self._options[name] != value):
                 raise StorageError(
                     f"storage option {name!r} may lead to another storage, and this server was not started with it: "
-                    f"start it with --storage-option {name}=VALUE (storage_options= of shoal.launch), or leave it out"
+                    f"start it with --storage-options {name}=VALUE (storage_options= of shoal.launch), or leave it out"
                 )
         kind, host, folder = parts_of(where)
         return RemoteDir(f"{kind}://{host}/{_below(folder)}", {**self._options, **options}, confined=self._check_url)
@@ -107,7 +107,7 @@ class StorageRoots:
     def _outside(self, where: str) -> StorageError:
         return StorageError(
             f"{where} is outside of {self or 'every directory'}, where this server may read and write: start it with "
-            "--storage-root DIR (storage_roots= of shoal.launch), or connect with shared_storage=False and let the "
+            "--storage-roots DIR (storage_roots= of shoal.launch), or connect with shared_storage=False and let the "
             "worker read and write"
         )
 

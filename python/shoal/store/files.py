@@ -70,7 +70,7 @@ class StoreFiles(ABC):
         ImportError
             ``directory`` is a URL whose file system is not installed.
         StorageError
-            A server does not see the directory or may not write there (``--storage-root``).
+            A server does not see the directory or may not write there (``--storage-roots``).
         """
         open_dir(directory, storage_options)
 

@@ -1,14 +1,11 @@
-"""The configuration of `shoal train ctr`: a TOML file, every key of which is checked, and the model it describes.
+"""Click models from the configuration of ``shoal train ctr``: its checks that need PyTorch, and the model it describes.
 
     [data]     the data, and the fields that the model uses
     [model]    the architecture, and its sizes
-    [tables]   optimizer, initial rows and dtype of the tables; [tables.NAME] of one of them
+    [tables]   optimizer, initial rows and dtype of the tables; [tables.rules.NAME] of one of them
     [train]    batches, passes, dense optimizer, early stopping
-    [logging]  TensorBoard, MLflow (shoal.tracking)
-    [output]   directory of the model and its checkpoints
 
-Every section is a struct below, every key a member with its description: docs/ctr.md lists them, as a test checks.
-An unknown key is an error that names the nearest known one.
+`shoal.config.TrainConfig` has the settings, docs/ctr.md and docs/settings.md their descriptions.
 
 Threads: configurations are immutable; `build` belongs to the caller's thread, whose torch generator it draws from.
 """
@@ -18,28 +15,28 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import torch
-from msgspec import Meta, Struct
 from torch import nn
 
-from shoal import lifecycle, optim, schedules
+from shoal import optim, schedules
 from shoal.base.machine import local_path
+from shoal.base.settings import check_names, read_file
+from shoal.base.settings import read as read_settings
 from shoal.base.suggest import nearest
-from shoal.lifecycle import Admission, Expiry
+from shoal.config import COLUMN_FORMATS, DataConfig, TableConfig, TableSettings, TrainConfig
+from shoal.lifecycle import parse_admission, parse_expiry
 from shoal.models import files
-from shoal.models.plan import EarlyStopping
 from shoal.optim import Init, Normal, Optimizer
 from shoal.schedules import Schedule
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
-from shoal.torch.click_model import ClickModel, Precision
+from shoal.torch.click_model import ClickModel
 from shoal.torch.dense_optimizers import DENSE_OPTIMIZERS, dense_optimizer, with_defaults
 from shoal.torch.dense_part import DenseSharing
 from shoal.torch.fields import Fields, to_json
@@ -48,277 +45,114 @@ from shoal.torch.other_columns import with_other_columns
 from shoal.torch.tables import TableRule, tables
 from shoal.torch.tower import check_module, described_by
 
-Spec = dict[str, Any]  # {"name": "Adagrad", "lr": 0.02}
-_COLUMNS = ("csv", "tsv", "parquet")
+Spec = Mapping[str, Any]  # {"name": "Adagrad", "lr": 0.02}
+Run = TypeVar("Run", bound=TrainConfig)
 _OF_DATA = ("make", "fields", "item", "dense")  # parameters of models that follow from [data]
 
 
-class Data(Struct, frozen=True, kw_only=True):
-    """The data, and the fields that the model uses."""
-
-    train: Annotated[list[str], Meta(description="File, pattern or URL of the training data, or a list of them.")]
-    format: Annotated[
-        Literal["libffm", "vw", "criteo", "csv", "tsv", "parquet"], Meta(description="Format of all files.")
-    ]
-    valid: Annotated[list[str], Meta(description="Held-out file or files, evaluated after every pass.")] = []
-    label: Annotated[str | None, Meta(description="Column of labels (csv, tsv, parquet).")] = None
-    categorical: Annotated[list[str], Meta(description="Categorical columns (csv, tsv, parquet).")] = []
-    ignore: Annotated[list[str], Meta(description="Columns that are not categorical by default.")] = []
-    numeric: Annotated[list[str], Meta(description="Numeric columns (csv, tsv, parquet).")] = []
-    weight: Annotated[str | None, Meta(description="Column of the weights of examples.")] = None
-    positive: Annotated[str | None, Meta(description="Text of the positive label. Default: labels are numbers.")] = None
-    columns: Annotated[list[str], Meta(description="Names of the columns of csv and tsv files without a header.")] = []
-    na_values: Annotated[list[str], Meta(description="Additional texts that mark a missing cell.")] = []
-    fields: Annotated[
-        list[str],
-        Meta(
-            description="Fields of the model, in order. Default: all categorical and numeric columns that are not "
-            "dense, or the 39 columns of criteo."
-        ),
-    ] = []
-    dense: Annotated[list[str], Meta(description="Numeric columns that are inputs of the dense part.")] = []
-    log: Annotated[bool, Meta(description="Transform dense columns to sign(x) ln(1 + |x|).")] = False
-    history: Annotated[str | None, Meta(description="Column of lists of items, for din.")] = None
-    item: Annotated[str | None, Meta(description="Field whose rows the items of the history share.")] = None
-    list_separator: Annotated[str, Meta(description="Separator of the items of a history in csv and tsv.")] = "|"
-    group: Annotated[str | None, Meta(description="Field that groups examples for GAUC, such as the user.")] = None
-    on_error: Annotated[
-        Literal["raise", "skip"], Meta(description="How malformed lines are handled: raise or skip.")
-    ] = "raise"
-    reader_threads: Annotated[int, Meta(ge=1, description="Threads that parse the files.")] = 1
-
-
-class TableSettings(Struct, frozen=True, kw_only=True):
-    """The settings of a table; default: those of `[tables]`."""
-
-    optimizer: Annotated[Spec | None, Meta(description="Update rule: its name and settings.")] = None
-    init: Annotated[Spec | None, Meta(description="Initial rows: Zeros, Constant, Uniform or Normal.")] = None
-    dtype: Annotated[Literal["float32", "float16", "bfloat16"] | None, Meta(description="Storage type of rows.")] = None
-    admit: Annotated[Spec | None, Meta(description="Admission rule: which keys get a row.")] = None
-    expire: Annotated[
-        list[Spec] | None, Meta(description="Expiry rules: which rows are removed at the end of a pass; [] for none.")
-    ] = None
-
-
-class Tables(TableSettings, frozen=True, kw_only=True):
-    """The settings of the tables."""
-
-    linear_optimizer: Annotated[Spec | None, Meta(description="Update rule of the linear weights, if different.")] = (
-        None
+def fields_of(data: DataConfig) -> Fields:
+    """Return the fields that a model of these data uses."""
+    form = "csv" if data.format == "tsv" else data.format or ""
+    fields = Fields(
+        names=list(data.fields) or _usual_fields(data),
+        form=form,
+        dense=list(data.dense),
+        log=data.log,
+        history=data.history,
+        item=data.item,
+        group=data.group,
     )
-    rules: dict[str, TableSettings] = {}
+    if data.format in COLUMN_FORMATS:
+        lists = {} if data.history is None else {data.history: data.item}
+        try:
+            fields.check_columns({"categorical": data.categorical, "numeric": data.numeric, "lists": lists})
+        except ValueError as error:
+            raise ValueError(f"[data] {str(error).replace('names has', 'fields has', 1)}") from None
+    return fields
 
 
-class Train(Struct, frozen=True, kw_only=True):
-    """The settings of the training."""
-
-    batch_size: Annotated[int, Meta(ge=1, description="Examples per batch.")] = 4096
-    epochs: Annotated[int, Meta(ge=1, description="Maximum number of passes over the data.")] = 1
-    optimizer: Annotated[
-        Spec,
-        Meta(
-            description="Optimizer of the dense part and its settings: a class of torch.optim, or of shoal where dense "
-            "is servers."
-        ),
-    ] = msgspec.field(default_factory=lambda: {"name": "Adam", "lr": 0.001})
-    dense: Annotated[
-        DenseSharing,
-        Meta(
-            description="How several workers share the dense part: allreduce (each worker has a copy, gradients are "
-            "summed) or servers (the servers hold it)."
-        ),
-    ] = "allreduce"
-    staleness: Annotated[int, Meta(ge=0, description="Number of batches by which rows are pulled ahead.")] = 0
-    precision: Annotated[
-        Precision,
-        Meta(
-            description="Precision of matrix products in training: float32 or bfloat16. Rows, dense parameters and "
-            "predictions stay in float32."
-        ),
-    ] = "float32"
-    shuffle: Annotated[int, Meta(ge=0, description="Batches in the shuffle buffer; 0: no shuffle.")] = 0
-    negative_rate: Annotated[float, Meta(description="Share of the negatives to learn from, reweighted.")] = 1.0
-    patience: Annotated[
-        int | None,
-        Meta(description="Stop after this many passes in a row without improvement on valid; keep the best pass."),
-    ] = None
-    min_delta: Annotated[float, Meta(description="Smallest change of the metric that counts as an improvement.")] = 0.0
-    metric: Annotated[Literal["logloss", "auc"], Meta(description="Metric for patience.")] = "logloss"
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1, description="Seed of initial values, shuffle and sampling.")] = 0
-
-    @property
-    def early_stopping(self) -> EarlyStopping | None:
-        """When a fit with these settings ends early."""
-        if self.patience is None:
-            return None
-        return EarlyStopping(self.patience, metric=self.metric, min_delta=self.min_delta)
+def _usual_fields(data: DataConfig) -> list[str]:
+    if data.format == "criteo":
+        return [*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+    taken = {*data.dense, data.history}
+    names = [name for name in (*data.categorical, *data.numeric) if name not in taken]
+    if not names:
+        what = "categorical and numeric, or fields" if data.format in COLUMN_FORMATS else "fields"
+        raise ValueError(f"[data] names no fields of {data.format} data: give {what}")
+    return names
 
 
-class Logging(Struct, frozen=True, kw_only=True):
-    """The trackers of the training."""
-
-    log_every: Annotated[int, Meta(ge=1, description="Batches between two log entries.")] = 100
-    tensorboard: Annotated[
-        str | None, Meta(description="Directory of TensorBoard's event files, with a subdirectory for each run.")
-    ] = None
-    mlflow: Annotated[str | None, Meta(description="URI of MLflow's tracking server, or a folder for a database.")] = (
-        None
-    )
-    experiment: Annotated[str, Meta(description="Name of the MLflow experiment.")] = "shoal"
-    register: Annotated[
-        str | None, Meta(description="Registered model of MLflow, of which the model becomes the next version.")
-    ] = None
-    log_model: Annotated[bool, Meta(description="Store the model and its report as artifacts of the MLflow run.")] = (
-        True
-    )
-
-
-class Output(Struct, frozen=True, kw_only=True):
-    """The output directory of the model."""
-
-    dir: Annotated[str | None, Meta(description="Directory or URL of the model and its checkpoints.")] = None
-    checkpoint_every: Annotated[
-        int | None, Meta(description="Batches between two checkpoints, besides one after each pass.")
-    ] = None
+def made_by(config: TrainConfig) -> dict[str, Any]:
+    """Return the arguments of `build`, as JSON."""
+    tables, train = config.tables, config.train
+    names = [*TableSettings.__struct_fields__, "linear_optimizer"]
+    return {
+        "model": config.model,
+        "fields": to_json(fields_of(config.data)),
+        "tables": {
+            **{name: value for name in names if (value := getattr(tables, name)) is not None},
+            "rules": tables.rules or {},
+        },
+        "optimizer": train.optimizer or ADAM,
+        "seed": train.seed,
+        "staleness": train.staleness,
+        "dense": train.dense,
+        "precision": train.precision,
+    }
 
 
-class Config(Struct, frozen=True, kw_only=True):
-    """A whole configuration."""
-
-    data: Data
-    model: dict[str, Any]
-    tables: Tables = Tables()
-    train: Train = Train()
-    logging: Logging = Logging()
-    output: Output = Output()
-
-    @property
-    def fields(self) -> Fields:
-        """The fields that the model uses."""
-        data = self.data
-        names = data.fields or self._usual_fields()
-        form = "csv" if data.format == "tsv" else data.format
-        fields = Fields(
-            names=names,
-            form=form,
-            dense=data.dense,
-            log=data.log,
-            history=data.history,
-            item=data.item,
-            group=data.group,
-        )
-        if data.format in _COLUMNS:
-            lists = {} if data.history is None else {data.history: data.item}
-            try:
-                fields.check_columns({"categorical": data.categorical, "numeric": data.numeric, "lists": lists})
-            except ValueError as error:
-                raise ValueError(f"[data] {str(error).replace('names has', 'fields has', 1)}") from None
-        return fields
-
-    def _usual_fields(self) -> list[str]:
-        data = self.data
-        if data.format == "criteo":
-            return [*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-        taken = {*data.dense, data.history}
-        names = [name for name in (*data.categorical, *data.numeric) if name not in taken]
-        if not names:
-            what = "categorical and numeric, or fields" if data.format in _COLUMNS else "fields"
-            raise ValueError(f"[data] names no fields of {data.format} data: give {what}")
-        return names
-
-    def schema(self) -> dict[str, Any]:
-        """Return the options of the function that makes the reader, except files and batch size."""
-        data = self.data
-        options: dict[str, Any] = {}
-        for name in ("label", "weight", "positive", "columns", "na_values", "categorical", "numeric"):
-            value = getattr(data, name)
-            if value and data.format not in _COLUMNS:
-                raise ValueError(f"[data] {name} is for {', '.join(_COLUMNS)}, not for {data.format}: leave it out")
-            if value:
-                options[name] = value
-        if data.format not in _COLUMNS:
-            return options
-        if data.label is None:
-            raise ValueError(f"[data] has no label: {data.format} needs the name of a column")
-        options["categorical"] = list(data.categorical)
-        if data.history is not None:
-            options["lists"] = {data.history: data.item or data.history}
-            if data.format != "parquet":
-                options["list_separator"] = data.list_separator
-        return options
-
-    def made_by(self) -> dict[str, Any]:
-        """Return the arguments of `build`, as JSON."""
-        return {
-            "model": self.model,
-            "fields": to_json(self.fields),
-            "tables": msgspec.to_builtins(self.tables),
-            "optimizer": self.train.optimizer,
-            "seed": self.train.seed,
-            "staleness": self.train.staleness,
-            "dense": self.train.dense,
-            "precision": self.train.precision,
-        }
+ADAM = {"name": "Adam", "lr": 0.001}
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | os.PathLike[str], more: Mapping[tuple[str, str], Any] | None = None) -> Config:
-    """Read a configuration."""
+def read(path: str | os.PathLike[str]) -> TrainConfig:
+    """Read a configuration of a click model."""
     try:
-        raw = tomllib.loads(local_path(path).read_text(encoding="utf-8"))
-        return parse(raw, with_other_columns(raw, more or {}))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{os.fspath(path)}: {error}") from None
+        return parse(read_file(str(local_path(path))))
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if text.startswith(os.fspath(path)) else f"{os.fspath(path)}: {text}") from None
 
 
-def parse(raw: Mapping[str, Any], more: Mapping[tuple[str, str], Any] | None = None) -> Config:
-    """Check a configuration that was read; see `read`."""
-    sections = {name: dict(_table(value, f"[{name}]")) for name, value in raw.items()}
-    for (section, key), value in (more or {}).items():
-        sections.setdefault(section, {})[key] = value
-    _known(sections, _keys(Config), "the configuration", "section")
-    for name, kind in (("data", Data), ("train", Train), ("logging", Logging), ("output", Output)):
-        _known(sections.get(name, {}), _keys(kind), f"[{name}]")
-    given = sections.get("tables", {})
-    rules = {name: value for name, value in given.items() if name not in _keys(Tables) and isinstance(value, dict)}
-    usual = {name: value for name, value in given.items() if name not in rules}
-    _known(usual, [name for name in _keys(Tables) if name != "rules"], "[tables]")
-    for name, rule in rules.items():
+def parse(raw: Mapping[str, Any]) -> TrainConfig:
+    """Check the content of a configuration of a click model."""
+    return checked(read_settings(TrainConfig, raw))
+
+
+def checked(config: Run) -> Run:
+    """Return the configuration of a click model with the columns of its data that it does not name, checked."""
+    data = with_other_columns(config.data)
+    config = msgspec.structs.replace(config, data=data, model=_model(config.model or {}))
+    if data.format == "libsvm":
+        raise ValueError(f"[data] format is libsvm, which has no fields: it is one of {', '.join(_FORMATS)}")
+    if data.format is None:
+        raise ValueError(f"[data] has no format: it is one of {', '.join(_FORMATS)}")
+    if data.format in COLUMN_FORMATS and data.label is None:
+        raise ValueError(f"[data] has no label: {data.format} needs the name of a column")
+    _ = fields_of(data), _rule(config.tables)
+    for name, rule in (config.tables.rules or {}).items():
         stem, _, number = name.partition("-")
         if stem not in _TABLES or (number and not number.isdecimal()):
-            _known([name], [*_TABLES, *_keys(TableSettings)], "[tables]", "table")
-        _known(rule, _keys(TableSettings), f"[tables.{name}]")
-    sections["tables"] = {**usual, "rules": rules}
-    sections["model"] = _model(sections.get("model", {}))
-    for name in ("data", "model"):
-        if name not in sections:
-            raise ValueError(f"there is no section [{name}]")
-    data = sections["data"]
-    data |= {key: [data[key]] for key in ("train", "valid") if isinstance(data.get(key), str)}  # one file
-    config = _converted(sections, Config)
-    _ = config.schema(), config.fields, _rule(config.tables)
+            check_names([name], _TABLES, "[tables.rules]")
+        _rule(_table_settings(name, rule), f"[tables.rules.{name}]")
+    optimizer = config.train.optimizer or ADAM
     if config.train.dense == "servers":
-        _optimizer(config.train.optimizer, "[train]")
+        _optimizer(optimizer, "[train]")
     else:
-        _check_dense(config.train.optimizer)
-    for name, rule in config.tables.rules.items():
-        _rule(rule, f"[tables.{name}]")
+        _check_dense(optimizer)
     return config
 
 
+_FORMATS = ("libffm", "vw", "criteo", *COLUMN_FORMATS)
 _TABLES = ("linear", "embedding")  # names of tables that models make
 
 
-def _keys(kind: type[Struct]) -> list[str]:
-    return list(kind.__struct_fields__)
-
-
-def _table(value: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is {value!r}: it must be a section")
-    return value
+def _table_settings(name: str, rule: Any) -> TableSettings:
+    if not isinstance(rule, Mapping):
+        raise ValueError(f"[tables.rules] {name} is {rule!r}: it must be a section")
+    return read_settings(TableSettings, rule, f"[tables.rules.{name}]")
 
 
 def _known(given: Iterable[str], known: Sequence[str], where: str, what: str = "key") -> None:
@@ -330,25 +164,14 @@ def _known(given: Iterable[str], known: Sequence[str], where: str, what: str = "
             raise ValueError(f"{where} has no {what} {name!r}: {hint} {', '.join(known)}")
 
 
-def _converted(value: Any, kind: Any, where: str = "") -> Any:
+def _converted(value: Any, kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$")
-        section, _, key = place.rstrip("`").lstrip(".").partition(".")
-        at = where or (f"[{section}] {key}".rstrip() if section else "the configuration")
-        names = (
-            _choices(kind, [section, key] if section and not where else []) if text.startswith("Invalid enum") else ""
-        )
-        raise ValueError(f"{at}: {text[:1].lower()}{text[1:]}{names}") from None
-
-
-def _choices(kind: Any, path: list[str]) -> str:
-    """Return the words that are valid at a place of a configuration, for an error message."""
-    for name in path:
-        kind = get_type_hints(kind).get(name)
-    words = [word for one in (kind, *get_args(kind)) if get_origin(one) is Literal for word in get_args(one)]
-    return f": it is one of {', '.join(words)}" if words else ""
+        text = str(error).partition(" - at `$")[0]
+        words = [word for one in (kind, *get_args(kind)) if get_origin(one) is Literal for word in get_args(one)]
+        names = f": it is one of {', '.join(words)}" if words and text.startswith("Invalid enum") else ""
+        raise ValueError(f"{where}: {text[:1].lower()}{text[1:]}{names}") from None
 
 
 def _model(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,25 +198,25 @@ def _takes(kind: type[nn.Module]) -> dict[str, Any]:
 # ---- building --------------------------------------------------------------------------------------------------------
 
 
-def build(config: Config | Mapping[str, Any], store: Store) -> ClickModel:
+def build(config: TrainConfig | Mapping[str, Any], store: Store) -> ClickModel:
     """Make the model that a configuration describes, with its tables in ``store``.
 
     Dense parameters are drawn from a generator of the configuration's seed; torch's own generator continues from there,
     so that dropout is repeatable too.
     """
-    made_by = config.made_by() if isinstance(config, Config) else dict(config)
-    module, fields = _make_module(made_by, store)
-    dense: DenseSharing = made_by.get("dense", "allreduce")  # missing in older models, as are staleness and precision
+    described = made_by(config) if isinstance(config, TrainConfig) else dict(config)
+    module, fields = _make_module(described, store)
+    dense: DenseSharing = described["dense"]
     optimizer: Optimizer | functools.partial[torch.optim.Optimizer]
     if dense == "servers":
-        optimizer = _optimizer(made_by["optimizer"], "[train]")
+        optimizer = _optimizer(described["optimizer"], "[train]")
     else:
-        rule, how = _dense(made_by["optimizer"])
+        rule, how = _dense(described["optimizer"])
         optimizer = functools.partial(rule, **how)
-    how = {name: made_by[name] for name in ("seed", "staleness", "precision") if name in made_by}
-    rate = config.train.negative_rate if isinstance(config, Config) else 1.0
+    how = {name: described[name] for name in ("seed", "staleness", "precision")}
+    rate = config.train.negative_rate if isinstance(config, TrainConfig) else 1.0
     model = ClickModel(module, fields=fields, store=store, optimizer=optimizer, dense=dense, negative_rate=rate, **how)
-    model.made_by = made_by
+    model.made_by = described
     return model
 
 
@@ -413,7 +236,7 @@ def _make_module(made_by: Mapping[str, Any], store: Store) -> tuple[nn.Module, F
         raise ValueError(f"model {name} {which}")
     if fields.history is not None:
         settings["item"] = fields.item_index
-    rules = _converted(made_by["tables"], Tables)
+    rules = read_settings(TableConfig, made_by["tables"], "[tables]")
     seed = made_by["seed"]
     usual = _rule(rules, seed=seed)
     names = ("optimizer", "dtype", "admit", "expire")
@@ -423,7 +246,10 @@ def _make_module(made_by: Mapping[str, Any], store: Store) -> tuple[nn.Module, F
         **given,
         init=usual.init or Normal(0.01, seed=seed),
         linear_optimizer=None if rules.linear_optimizer is None else _optimizer(rules.linear_optimizer, "[tables]"),
-        rules={table: _rule(rule, f"[tables.{table}]", seed=seed) for table, rule in rules.rules.items()},
+        rules={
+            table: _rule(_table_settings(table, rule), f"[tables.rules.{table}]", seed=seed)
+            for table, rule in (rules.rules or {}).items()
+        },
         seed=seed,
     )
     torch.manual_seed(seed)
@@ -495,10 +321,8 @@ def _rule(settings: TableSettings, where: str = "[tables]", *, seed: int = 0) ->
         optimizer=None if settings.optimizer is None else _optimizer(settings.optimizer, where),
         init=None if settings.init is None else _init(settings.init, where, seed),
         dtype=settings.dtype,
-        admit=None if settings.admit is None else _described(settings.admit, f"{where} admit", _ADMISSIONS, {}),
-        expire=None
-        if settings.expire is None
-        else tuple(_described(one, f"{where} expire", _EXPIRIES, {}) for one in settings.expire),
+        admit=None if settings.admit is None else parse_admission(settings.admit),
+        expire=None if settings.expire is None else tuple(map(parse_expiry, settings.expire)),
     )
 
 
@@ -520,10 +344,6 @@ def _kinds_of(base: type, module: ModuleType = optim) -> dict[str, Any]:
     return {
         name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, base) and kind != base
     }
-
-
-_ADMISSIONS = _kinds_of(Admission, lifecycle)
-_EXPIRIES = _kinds_of(Expiry, lifecycle)
 
 
 def _named(spec: Spec, where: str, kinds: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -18,15 +18,16 @@ from typing import Any, Self
 import msgspec
 import torch
 
+from shoal.base.settings import read as read_settings
+from shoal.config import TrainConfig
 from shoal.data import Batch
 from shoal.models import fitting
 from shoal.models.grid import Grid
-from shoal.models.plan import FitInput, Learning, Plan
+from shoal.models.plan import FitInput, Learning, Plan, early_stopping_of
 from shoal.store.local import local
 from shoal.torch.click_model import ClickModel
-from shoal.torch.config import Config, build, parse
+from shoal.torch.config import ADAM, build, checked, parse
 
-_SHORT = {"architecture": "model.name", "dim": "model.dim", "lr": "train.optimizer.lr"}  # as the options
 _VARIED = ("model", "tables", "train.optimizer")
 
 
@@ -35,12 +36,11 @@ class ClickModelGrid(Grid[ClickModel]):
 
     Parameters
     ----------
-    config : Config or mapping
+    config : TrainConfig or mapping
         A configuration as of ``shoal train ctr``: what `shoal.torch.config.read` returns, or the content of the file.
     grid : mapping of str to sequence
         Settings and the values to try; every combination is a model. A setting is a path in the sections ``model``,
-        ``tables`` and ``train.optimizer``, such as ``"model.dropout"`` or ``"tables.optimizer.lr"``, or one of
-        ``"architecture"``, ``"dim"`` and ``"lr"``, as the options of the command.
+        ``tables`` and ``train.optimizer``, such as ``"model.dropout"`` or ``"tables.optimizer.lr"``.
     threads, slots : int, optional
         Of each model's store, as `shoal.local`.
 
@@ -57,24 +57,24 @@ class ClickModelGrid(Grid[ClickModel]):
     Examples
     --------
     >>> config = {
-    ...     "data": {"train": [], "format": "csv", "label": "y", "categorical": ["user"]},
+    ...     "data": {"data": [], "format": "csv", "label": "y", "categorical": ["user"]},
     ...     "model": {"name": "fm", "dim": 2},
     ... }
-    >>> with ClickModelGrid(config, {"dim": [2, 4], "lr": [0.01]}) as grid:
+    >>> with ClickModelGrid(config, {"model.dim": [2, 4], "train.optimizer.lr": [0.01]}) as grid:
     ...     grid.settings
-    [{'dim': 2, 'lr': 0.01}, {'dim': 4, 'lr': 0.01}]
+    [{'model.dim': 2, 'train.optimizer.lr': 0.01}, {'model.dim': 4, 'train.optimizer.lr': 0.01}]
     """
 
     def __init__(
         self,
-        config: Config | Mapping[str, Any],
+        config: TrainConfig | Mapping[str, Any],
         grid: Mapping[str, Sequence[Any]],
         *,
         threads: int | None = None,
         slots: int = 1024,
     ) -> None:
         super().__init__(grid)
-        base = config if isinstance(config, Config) else parse(config)
+        base = config if isinstance(config, TrainConfig) else parse(config)
         self._configs = [_with(base, settings) for settings in self._settings]
         with ExitStack() as failed:
             failed.callback(self.close)
@@ -87,7 +87,7 @@ class ClickModelGrid(Grid[ClickModel]):
             failed.pop_all()
 
     @property
-    def configs(self) -> list[Config]:
+    def configs(self) -> list[TrainConfig]:
         """The whole configuration of each model, in the same order."""
         return list(self._configs)
 
@@ -112,12 +112,12 @@ class ClickModelGrid(Grid[ClickModel]):
         """
         first, train = self._models[0], self._configs[0].train
         learning = Learning(negative_rate=train.negative_rate, warm_up=False, seed=train.seed)
-        plan = Plan.of(learning, train.epochs, train.shuffle, train.early_stopping)
+        plan = Plan.of(learning, train.epochs, train.shuffle, early_stopping_of(train))
         fitting.fit(self._models, FitInput(first.reading(reader), first.reading(valid), plan), progress=progress)
         return self
 
 
-def _with(config: Config, settings: Mapping[str, Any]) -> Config:
+def _with(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration with other settings."""
     raw = msgspec.to_builtins(config)
     if raw["train"]["staleness"]:
@@ -125,18 +125,14 @@ def _with(config: Config, settings: Mapping[str, Any]) -> Config:
             f"[train] staleness is {raw['train']['staleness']}, and the models of a grid pull no rows ahead: leave it "
             "out"
         )
-    rules = raw["tables"].pop("rules")
-    raw["tables"] |= {
-        name: {key: value for key, value in rule.items() if value is not None} for name, rule in rules.items()
-    }
+    raw["train"]["optimizer"] = dict(raw["train"]["optimizer"] or ADAM)
     for name, value in settings.items():
-        place = _SHORT.get(name, name)
-        if not any(place.startswith(f"{varied}.") for varied in _VARIED):
+        if not any(name.startswith(f"{varied}.") for varied in _VARIED):
             raise ValueError(
-                f"a grid cannot vary {name!r}, as all of its models learn from the same batches: it is "
-                f"{', '.join(_SHORT)}, or a setting such as model.dropout, tables.optimizer.lr, train.optimizer.betas"
+                f"a grid cannot vary {name!r}, as all of its models learn from the same batches: it is a setting such "
+                "as model.name, model.dropout, tables.optimizer.lr or train.optimizer.lr"
             )
-        *sections, key = place.split(".")
+        *sections, key = name.split(".")
         section = raw
         for one in sections:
             section = section.get(one) if isinstance(section, dict) else None
@@ -144,6 +140,6 @@ def _with(config: Config, settings: Mapping[str, Any]) -> Config:
             raise ValueError(f"the grid varies {name!r}, and the configuration has no {'.'.join(sections)}: add it")
         section[key] = value
     try:
-        return parse(raw)
+        return checked(read_settings(type(config), raw))
     except ValueError as error:
         raise ValueError(f"with {', '.join(f'{name}={value}' for name, value in settings.items())}: {error}") from None

@@ -5,38 +5,34 @@ It is the rule of ``shoal train lr``: a file of a configuration is read together
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
+from shoal.config import COLUMN_FORMATS, DataConfig
 from shoal.data.readers import READERS
 
-More = Mapping[tuple[str, str], Any]  # values by section and key
 
-_COLUMNS = ("csv", "tsv", "parquet")
-
-
-def with_other_columns(raw: Mapping[str, Any], more: More) -> More:
-    """Return ``more`` with the categorical columns, if neither it nor the file ``raw`` names them."""
-    section = raw.get("data", {})
-    data = {
-        **(section if isinstance(section, dict) else {}),
-        **{key: more[at, key] for at, key in more if at == "data"},
+def with_other_columns(data: DataConfig) -> DataConfig:
+    """Return the configuration with the categorical columns, if it names none."""
+    if data.format not in COLUMN_FORMATS or data.categorical or not data.data:
+        return data
+    options: dict[str, Any] = {
+        name: value for name in ("label", "weight") if (value := getattr(data, name)) is not None
     }
-    if data.get("format") not in _COLUMNS or "categorical" in data:
-        return more
-    options = {name: data[name] for name in ("label", "numeric", "weight") if name in data}
-    if data.get("history") is not None:
-        options["lists"] = {data["history"]: data.get("item") or data["history"]}
-    if data["format"] != "parquet":
-        options |= {"columns": data.get("columns") or None, "sep": "\t" if data["format"] == "tsv" else ","}
+    options |= {"numeric": list(data.numeric)}
+    if data.history is not None:
+        options["lists"] = {data.history: data.item or data.history}
+    if data.format != "parquet":
+        options |= {"columns": list(data.columns) or None, "sep": "\t" if data.format == "tsv" else data.sep or ","}
     try:
-        reader = READERS["parquet" if data["format"] == "parquet" else "csv"](data["train"], **options)
+        reader = READERS["parquet" if data.format == "parquet" else "csv"](list(data.data), **options)
     except (KeyError, TypeError, ValueError):  # the check of the configuration says what is wrong
-        return more
+        return data
     found: list[str] | None = reader.with_columns().schema.get("categorical")
     if found is None:
-        return more
-    for name in data.get("ignore", []):
+        return data
+    for name in data.ignore:
         if name not in found:
             raise ValueError(f"[data] ignore has {name!r}, none of the other columns: {', '.join(found)}")
-    return {**more, ("data", "categorical"): [name for name in found if name not in data.get("ignore", [])]}
+    return replace(data, categorical=tuple(name for name in found if name not in data.ignore))

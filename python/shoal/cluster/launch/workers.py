@@ -278,7 +278,7 @@ def run_member(
     if address is None:
         if process.host is None:
             raise ValueError(
-                f"{process.launcher} does not provide the machine of process 0: pass --connect tcp://HOST:{PORT}, "
+                f"{process.launcher} does not provide the machine of process 0: pass --scheduler tcp://HOST:{PORT}, "
                 "its name or address"
             )
         address = join_address(process.host, PORT)
