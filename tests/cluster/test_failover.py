@@ -21,6 +21,7 @@ from shoal.cluster.launch.local_cluster import running
 from shoal.cluster.protocol.curve import make_keys
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.server.server import Server as Real
+from shoal.config import ServerConfig
 from stores import joined
 
 KEYS = np.arange(2000, dtype=np.uint64)
@@ -230,7 +231,7 @@ def test_a_server_that_joins_late_takes_over_the_memory_limits_of_the_slots(memo
         table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
         table.push(KEYS, -np.ones(len(KEYS), np.float32))
         store.tick()
-        late = stack.enter_context(Real(made.address, memory=1 << 30, timeout=TIMEOUT))
+        late = stack.enter_context(Real(ServerConfig(scheduler=made.address, memory=1 << 30, timeout=TIMEOUT)))
         running = threading.Thread(target=late.run)
         running.start()
         stack.callback(running.join, TIMEOUT)

@@ -21,7 +21,7 @@ from cluster_fakes import HEARTBEAT, TIMEOUT, FakeServer, Wire, scheduler
 from membership_world import Process, World
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.address import all_refuse
-from shoal.cluster.protocol.messages import Heartbeat
+from shoal.cluster.protocol.messages import Heartbeat, JobConsistency, Join
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.scheduler import peers as peers_module
 from shoal.cluster.scheduler.connections import ConnectionMonitor
@@ -301,16 +301,16 @@ def test_a_worker_whose_connection_closes_for_good_is_dead_long_before_its_heart
     ):
         gone = []
         with SchedulerClient(running.address, "worker") as leaves:
-            joining = threading.Thread(target=leaves.join, kwargs=JOIN)
+            joining = threading.Thread(target=leaves.join, args=JOIN)
             joining.start()
-            stays.join(**JOIN)
+            stays.join(*JOIN)
             joining.join()
             stays._on_event = gone.append
         until(lambda: gone)
         assert "its connection closed, and it has not connected again" in gone[0].text  # not: it has been silent
 
 
-JOIN = {"timeout": TIMEOUT, "workers": 2, "consistency": ASP()}
+JOIN = (Join(workers=2, rules=JobConsistency.of(ASP())), TIMEOUT)
 
 
 # --- real processes -------------------------------------------------------------------------------------------------
@@ -419,9 +419,9 @@ def test_connections_to_the_scheduler_that_are_cut_again_and_again_are_no_deaths
             undo.callback(wire.close)
         server = undo.enter_context(FakeServer(wires[0].address))
         links = [undo.enter_context(SchedulerClient(wire.address, "worker")) for wire in wires[1:]]
-        joining = threading.Thread(target=links[0].join, kwargs=JOIN)
+        joining = threading.Thread(target=links[0].join, args=JOIN)
         joining.start()
-        links[1].join(**JOIN)
+        links[1].join(*JOIN)
         joining.join()
         for _ in range(20):
             before = routes(running.membership)
