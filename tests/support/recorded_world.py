@@ -103,7 +103,7 @@ class RecordedWorld(World):
         self.membership = restored(state, map(msgspec.msgpack.encode, self.entries[number:]), record=self.record)
         self.now += missed
         self.flying = [flying for flying in self.flying if not flying[3]]
-        self.membership.restarted(self.now)
+        self.membership.restarted("", self.now)
         self.kept = len(self.entries)
 
     def lose_step(self) -> None:

@@ -23,7 +23,7 @@ from memberships import new_state
 from paths import GOLDEN
 from recorded_world import RecordedWorld, described, play
 from shoal.cluster.scheduler import journal as journal_module
-from shoal.cluster.scheduler.inputs import Bound, Died, Input, MembersSilent
+from shoal.cluster.scheduler.inputs import Died, Input, MembersSilent
 from shoal.cluster.scheduler.journal import Journal, count_frames, decode_frame, encode_frame
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.recovery import recover
@@ -34,7 +34,7 @@ STATE = new_state(random.Random(7), servers=2)
 
 
 def entry(k: int) -> Input:
-    return Input(float(k), Bound("x" * (k % 50)))
+    return Input(float(k), Died(b"s", "x" * (k % 50)))
 
 
 def write(directory: Path, commits: list[int]) -> list[Input]:
@@ -379,7 +379,7 @@ def test_a_run_is_recovered_from_files_with_snapshots(tmp_path, monkeypatch, see
             self.membership._record = self.record
             assert before in (None, described(self.membership))
             self.now += missed
-            self.membership.restarted(self.now)
+            self.membership.restarted("", self.now)
             self.journal.commit()
             self.kept = len(self.entries)
 
@@ -400,8 +400,7 @@ def test_other_settings_than_those_of_the_journal_are_refused_and_an_ended_clust
     with Journal(tmp_path) as journal:
         first = recover(journal, new)
         first._record = journal.append
-        first.restarted(1.0)
-        first.bound("tcp://127.0.0.1:7", 1.0)
+        first.restarted("tcp://127.0.0.1:7", 1.0)
         journal.commit()
     with Journal(tmp_path) as journal, pytest.raises(ValueError, match=r"has servers=2, and .* with servers=3"):
         recover(journal, new_state(random.Random(2), servers=3))

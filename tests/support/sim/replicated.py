@@ -395,7 +395,7 @@ class Replicated(Whole):
         self.is_down = self.is_forgetful = False
         if self.pings is not None:
             self.pings.restarted()
-        self.route(self.membership.restarted(self.network.now))
+        self.route(self.membership.restarted("", self.network.now))
 
     # --- faults ---
 

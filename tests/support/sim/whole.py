@@ -233,7 +233,7 @@ class Whole(Cluster):
     def start_scheduler(self):
         self.membership = restored(self.saved, self.inputs, record=self.record)
         self.is_down = False
-        self.route(self.membership.restarted(self.network.now))
+        self.route(self.membership.restarted("", self.network.now))
 
     def start(self, programs):
         for program in programs:

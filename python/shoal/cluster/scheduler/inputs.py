@@ -71,16 +71,11 @@ class RefusalsCounted(_Input, frozen=True, tag="refusals"):
     counts: dict[str, int]
 
 
-class Bound(_Input, frozen=True, tag="bound"):
-    """The scheduler listens at this address."""
-
-    address: str
-
-
 class Restarted(_Input, frozen=True, tag="restarted"):
-    """The scheduler was started again. Each start has its own generation, which rises."""
+    """The scheduler was started, and listens at this address. Each start has its own generation, which rises."""
 
     generation: int
+    address: str
 
 
 class Ended(_Input, frozen=True, tag="ended"):
@@ -100,7 +95,6 @@ InputBody: TypeAlias = (
     | FormingOverdue
     | EventsSeen
     | RefusalsCounted
-    | Bound
     | Restarted
     | Ended
 )

@@ -81,7 +81,6 @@ from shoal.cluster.scheduler.assignments import Assignments
 from shoal.cluster.scheduler.failure_detector import FailureDetector
 from shoal.cluster.scheduler.handlers import Handlers, handles, is_taken_of_all
 from shoal.cluster.scheduler.inputs import (
-    Bound,
     Died,
     Ended,
     Input,
@@ -220,17 +219,10 @@ class Membership:
         self._replicas.stamps.resend()
         return self._flush()
 
-    def bound(self, address: str, now: float) -> Outgoing:
-        """Keep the address that the scheduler listens at."""
-        self._peers.advance(now)
-        if address != self.state.address:
-            self._accept(Bound(address))
-        return self._flush()
-
-    def restarted(self, now: float) -> Outgoing:
+    def restarted(self, address: str, now: float) -> Outgoing:
         """Begin another generation of the scheduler, without connections: no peer counts as silent meanwhile."""
         self.state.now = self._started_at = max(now, self.state.now)
-        self._accept(Restarted(self.state.generation + 1))
+        self._accept(Restarted(self.state.generation + 1, address))
         return self._flush()
 
     def stop(self, now: float) -> Outgoing:
@@ -287,13 +279,9 @@ class Membership:
     def _remove_dead(self, death: Died) -> None:
         self._remove(self._peers.known[death.sender], death.why, silent=death.silent)
 
-    @handles(Bound)
-    def _keep_address(self, bound: Bound) -> None:
-        self.state.address = bound.address
-
     @handles(Restarted)
     def _begin_generation(self, restarted: Restarted) -> None:
-        self.state.generation = restarted.generation
+        self.state.generation, self.state.address = restarted.generation, restarted.address
         self._peers.forget_connections()
         self._detector.probe_again()
         self._jobs.restarted()

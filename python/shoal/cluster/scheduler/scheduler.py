@@ -127,8 +127,7 @@ class Scheduler:
             self._probers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
             undo.callback(self._probers.shutdown, wait=False, cancel_futures=True)
             if self._journal is not None:
-                self._send(self._membership.restarted(self._now()))
-                self._send(self._membership.bound(self.address, self._now()))
+                self._send(self._membership.restarted(self.address, self._now()))
                 self._flush()
             self._closing = undo.pop_all()
 
