@@ -45,10 +45,10 @@ def rows_of(model):
 
 
 MODELS = {
-    "lr": lambda store: shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store=store),
-    "fm": lambda store: shoal.FactorizationMachine(4, store=store),
-    "softmax": lambda store: shoal.models.MulticlassRegression(3, store=store),
-    "ovr": lambda store: shoal.models.MulticlassRegression(3, store=store, loss="ovr"),
+    "lr": lambda store: shoal.LogisticRegression(shoal.FTRL(alpha=0.1, l1=0.5), store=store, warm_up=False),
+    "fm": lambda store: shoal.FactorizationMachine(4, store=store, warm_up=False),
+    "softmax": lambda store: shoal.models.MulticlassRegression(3, store=store, warm_up=False),
+    "ovr": lambda store: shoal.models.MulticlassRegression(3, store=store, loss="ovr", warm_up=False),
 }
 
 
