@@ -304,12 +304,11 @@ def test_a_launcher_waits_for_workers_that_are_between_two_jobs() -> None:
 
         with join() as store:
             store.hand_over(returns=True)
-        assert launched_here.has_workers()
-        assert launched_here.outcome() == "moving"
+        assert launched_here.status()["outcome"] == "moving"
         with pool.submit(join).result(TIMEOUT):
-            assert launched_here.outcome() == "unfinished"
-        assert not launched_here.has_workers()
-        assert launched_here.outcome() == "finished"
+            assert launched_here.status()["outcome"] == "unfinished"
+        assert launched_here.status()["workers"] == []
+        assert launched_here.status()["outcome"] == "finished"
 
 
 def test_a_fit_that_cannot_hand_over_its_state_is_refused(log: Path) -> None:
@@ -469,7 +468,7 @@ def test_a_launched_fit_goes_on_when_one_of_its_workers_is_killed(workers: str, 
             others.append(Popen(train, env={**os.environ, **variables}, **piped))
         wait_for_workers(variables["SHOAL_SCHEDULER"], 2)
         own = [one for one in psutil.Process(process.pid).children(recursive=True) if "program.py" in one.cmdline()]
-        os.kill(next(one.pid for one in own if "program.py" not in " ".join(one.cmdline())), signal.SIGKILL)
+        os.kill(next(one.pid for one in own if "guard.py" not in " ".join(one.cmdline())), signal.SIGKILL)
         if workers == "2:2":
             others.append(Popen(train, env={**os.environ, **variables}, **piped))
         (tmp_path / "go").touch()

@@ -304,7 +304,7 @@ def worker_of(out: Path, rank: int) -> int | None:
             identity = f"SHOAL_RANK={rank}".encode()
             if (
                 str(out).encode() in words
-                and not any(word.endswith(b"program.py") for word in words)
+                and not any(word.endswith(b"guard.py") for word in words)
                 and identity in (process / "environ").read_bytes().split(b"\0")
             ):
                 return int(process.name)

@@ -47,7 +47,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.launch import program
+from shoal.cluster.launch import guard
 
 PACKAGE = (
     "shoal.checkpoint",
@@ -64,7 +64,7 @@ PACKAGE = (
 TORCH = (*PACKAGE, "shoal.torch", "shoal.torch.config", "torch._dynamo")
 
 # Ends a worker of `shoal launch` with its launcher; executes the program whose command line it is given.
-SUPERVISOR = str(Path(program.__file__))
+GUARD = str(Path(guard.__file__))
 
 # A program that sees how it differs: by what it has imported, and how much memory it has.
 _LOOKS_INWARD = re.compile(r"sys\.modules|/proc/self/statm")
@@ -92,7 +92,7 @@ class Program:
         rest = list(words[1:])
         if words[:1] != [sys.executable]:
             return None
-        if rest[:3] == ["-I", "-S", SUPERVISOR]:
+        if rest[:3] == ["-I", "-S", GUARD]:
             del rest[:2]  # with which it starts faster
         actions: list[str] = []
         is_unbuffered = False

@@ -100,7 +100,7 @@ def workers_of(out: Path, rank: int | None = None) -> list[int]:
             identity = f"SHOAL_RANK={'' if rank is None else rank}".encode()
             if (
                 str(out).encode() in words
-                and not any(word.endswith(b"program.py") for word in words)
+                and not any(word.endswith(b"guard.py") for word in words)
                 and identity in (process / "environ").read_bytes().split(b"\0")
             ):
                 found.append(int(process.name))

@@ -27,7 +27,7 @@ from shoal.base.logs import LOG_FORMAT, configure_logging, identify
 from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch import roles
 from shoal.cluster.launch.child import ChildProcess, Notify, Process
-from shoal.cluster.launch.workers import Emit, no_op, supervised
+from shoal.cluster.launch.workers import Emit, guarded, no_op
 from shoal.cluster.protocol.address import join_address
 from shoal.cluster.protocol.reports import Joined, Report
 from shoal.config import SchedulerConfig, ServerConfig
@@ -142,7 +142,7 @@ class ProgramActor:
         with connection.environment(self._rank, workers) as environment:
             if self._log_format is not None:
                 environment = {**environment, LOG_FORMAT: self._log_format}
-            self._child = child = ChildProcess(self._name, supervised(command), environment, finish, lines.put)
+            self._child = child = ChildProcess(self._name, guarded(command), environment, finish, lines.put)
             going = True
             while going:
                 batch = [lines.get()]

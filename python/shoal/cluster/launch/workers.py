@@ -4,7 +4,7 @@
     run_member   one process of a group that mpirun or srun has started: the scheduler, a server or a worker
 
 Ctrl-C and SIGTERM are forwarded to the workers; servers run until the workers have saved. A worker's program runs under
-program.py, which ends it when the launcher has ended.
+guard.py, which ends it when the launcher has ended.
 
 Threads: functions of this module are called by one.
 """
@@ -39,7 +39,7 @@ from shoal.errors import ShoalError, WorkerLostError
 GRACE_SECONDS = 60.0  # for workers to save their state after they are asked to end
 
 _POLL_SECONDS = 0.2  # between two checks of the connection to the scheduler
-_PROGRAM = Path(__file__).with_name("program.py")
+_GUARD = Path(__file__).with_name("guard.py")
 
 Emit = Callable[[str], None]  # takes a line, from any thread
 Workers = int | tuple[int, int]  # their number, or the least and the greatest one
@@ -49,10 +49,10 @@ def no_op(line: str) -> None:
     """Ignore a message."""
 
 
-def supervised(command: Sequence[str]) -> list[str]:
+def guarded(command: Sequence[str]) -> list[str]:
     """Return the command line of a program that ends with this process; a ``.py`` file is run by this Python."""
-    supervisor = [sys.executable, "-I", "-S", str(_PROGRAM), str(os.getpid())]
-    return [*supervisor, *([sys.executable] if command[0].endswith(".py") else []), *command]
+    guard = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid())]
+    return [*guard, *([sys.executable] if command[0].endswith(".py") else []), *command]
 
 
 def worker_environment(
@@ -80,7 +80,7 @@ def start_worker(
     most = workers[1] if isinstance(workers, tuple) else workers
     return ChildProcess(
         f"worker {rank}",
-        supervised(command),
+        guarded(command),
         environment,
         lambda process, _: ended.put(process),
         lambda line: emit(worker_line(line, rank, most)),

@@ -1,11 +1,11 @@
-"""The supervisor of a worker's program: a small process that ends the program when the launcher has ended.
+"""The guard of a worker's program: a small process that ends the program when the launcher has ended.
 
-    python -I -S program.py PARENT PROGRAM ...
+    python -I -S guard.py PARENT PROGRAM ...
 
 It leads the program's process group and ends with the program's status. It forwards SIGINT to the group, as a terminal
 does, and SIGTERM to the program alone: a data loader process that ends first would prevent it from saving. When its
 parent has ended, it ends the whole group, that is, all that the program has started. The program itself is killed
-together with the supervisor. Both use the parent-death signal of Linux (prctl).
+together with the guard. Both use the parent-death signal of Linux (prctl).
 
 Run as a file that imports nothing of shoal: it starts in a few milliseconds. Threads: one.
 """
@@ -74,7 +74,7 @@ def main() -> int:
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # the launcher runs in the background
     forwarded = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until both processes have set their handlers
-    supervisor = os.getpid()
+    guard = os.getpid()
     child = os.fork()
     if child == 0:
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
@@ -82,7 +82,7 @@ def main() -> int:
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(signal.SIGKILL)
-        if os.getppid() != supervisor:
+        if os.getppid() != guard:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
         try:
