@@ -123,7 +123,7 @@ def stay_alive(seconds: float, load: int) -> None:
             before = time.monotonic()
             train(store, 1)  # raises ServerLostError, FencedError or DeadlineExceededError for a wrong death
             longest = max(longest, time.monotonic() - before)
-        check(not store.lost_workers, f"a worker that lives was declared dead: {store.lost_workers}")
+        check(not store.member.lost_workers, f"a worker that lives was declared dead: {store.member.lost_workers}")
         print(f"no process was declared dead in {seconds:.0f} s, {store.clock} clocks, longest {1000 * longest:.0f} ms")
 
 

@@ -377,7 +377,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
 
     def stay(address):
         with shoal.connect(address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
-            while store.lost_workers != {1}:
+            while store.member.lost_workers != {1}:
                 time.sleep(0.01)
             store.tick()
             store.tick()
@@ -396,7 +396,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
         with contextlib.suppress(shoal.ShoalError):
             store.close()
         with shoal.connect(address, workers=2, rank=1, threads=1, timeout=TIMEOUT) as store:
-            clock = store.joined_at
+            clock = store.member.joined_at
             assert clock >= 2  # the other one goes on
             with shoal.LogisticRegression(store=store) as model:
                 with pytest.raises(shoal.ShoalError, match=rf"worker 1 replaced .* clock {clock}: .* store.splits"):

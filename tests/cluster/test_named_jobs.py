@@ -113,7 +113,7 @@ def test_a_table_of_two_jobs_holds_the_exact_sum_of_what_both_pushed() -> None:
                 rows = table.pull(KEYS)
                 assert (rows >= seen).all()  # nothing of either job is undone
                 seen = int(rows.min())
-                amount = (clock + 1) * (1 + store.rank) * (1 if store.job_name else 10**9)
+                amount = (clock + 1) * (1 + store.rank) * (1 if store.member.job_name else 10**9)
                 table.push(KEYS, np.full((len(KEYS), 1), amount, np.int64)).result()
                 added += amount
                 store.tick()
@@ -148,7 +148,7 @@ def test_under_bsp_a_job_sees_its_own_clocks_whatever_the_other_one_ticks() -> N
         assert (same.pull(KEYS) == -0.5).all()
         assert (one.clock, two.clock) == (1, 3)
         assert (one.rank, two.rank) == (0, 0)
-        assert one.job != two.job
+        assert one.member.job != two.member.job
 
 
 def test_a_name_is_free_when_its_last_worker_has_left() -> None:
@@ -156,9 +156,9 @@ def test_a_name_is_free_when_its_last_worker_has_left() -> None:
         numbers = []
         for mode in (shoal.BSP(), shoal.ASP(), shoal.SSP(1)):
             with connect(made.address, "again", 1, mode) as store:
-                assert (store.rank, store.num_workers, store.clock, store.job_name) == (0, 1, 0, "again")
+                assert (store.rank, store.num_workers, store.clock, store.member.job_name) == (0, 1, 0, "again")
                 store.tick()
-                numbers.append(store.job)
+                numbers.append(store.member.job)
                 assert made.scheduler.membership.named_jobs == ["again"]
         assert len(set(numbers)) == 3
         assert made.scheduler.membership.named_jobs == []
@@ -289,7 +289,7 @@ def test_status_and_metrics_show_the_workers_of_each_job() -> None:
         assert made.scheduler.counters()["workers"] == 2
         with SchedulerClient(made.address, "observer") as observer:
             text = cluster_status._text(made.address, observer.call(GetStatus(), StatusReply, TIMEOUT))
-        assert f"job {store.job} 'a.b': ASP(), 1 of 1 workers" in text
+        assert f"job {store.member.job} 'a.b': ASP(), 1 of 1 workers" in text
         assert "worker  a.b/0" in text
         (figures,) = made.servers[0].services[0].metrics()["jobs"].values()
         assert figures == {"applied": 0, "floor": 0, "clocks": {0: 0}}
@@ -311,7 +311,7 @@ def test_each_job_saves_its_tables_and_shared_ones_while_the_other_trains(tmp_pa
         with (
             one._snapshots([(shared, "plain")], None),
             pytest.raises(
-                shoal.errors.SaveConflictError, match=f"worker 0 of another job, number {one.job}, is saving"
+                shoal.errors.SaveConflictError, match=f"worker 0 of another job, number {one.member.job}, is saving"
             ),
         ):
             two.save(tmp_path / "late")
@@ -340,7 +340,7 @@ def test_a_worker_of_a_named_job_is_replaced_and_the_other_job_waits_for_nothing
                 other.barrier()
             assert (own.pull(KEYS) == -1.5).all()
             with connect(made.address, "a", 2, rank=1) as again:
-                assert (again.rank, again.is_replacement, again.clock) == (1, True, 0)
+                assert (again.rank, again.member.is_replacement, again.clock) == (1, True, 0)
                 again.table("t", dim=1, optimizer=SMALL).push(KEYS, ones).result()
                 again.tick()
                 assert (table.pull(KEYS) == -2.5).all()  # the dead worker had not ticked: what it pushed does not count
@@ -358,11 +358,11 @@ def test_a_dead_worker_is_lost_to_its_own_job_alone() -> None:
             assert (table.pull(KEYS) == -0.5).all()
             other.tick()
             other.barrier()
-            until(lambda: one.lost_workers)
-            assert (one.lost_workers, other.lost_workers) == ({1}, frozenset())
+            until(lambda: one.member.lost_workers)
+            assert (one.member.lost_workers, other.member.lost_workers) == ({1}, frozenset())
             assert one.cluster()["jobs"][0]["vacant"] == [1]
             with connect(made.address, "a", 2) as third:
-                assert (third.rank, third.clock, third.job) == (1, 1, one.job)
+                assert (third.rank, third.clock, third.member.job) == (1, 1, one.member.job)
 
 
 def _kill(made: Cluster, store: ClusterStore) -> None:

@@ -339,7 +339,7 @@ def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead
 ) -> None:
     _, may = held
     with two_workers(held, tmp_path / "one") as (two, handle):
-        two._gone = frozenset({(two.job, 0)})  # as it hears before the servers do
+        two.member.gone.add((two.member.job, 0))  # as it hears before the servers do
         monkeypatch.setattr(type(two.channel), "timeout", 0.3)
         with pytest.raises(shoal.errors.SaveConflictError, match="worker 0 is saving these tables"):
             two.save(tmp_path / "two")  # they never hear
@@ -360,7 +360,7 @@ def test_a_worker_that_dies_is_not_waited_for(held: Any, tmp_path: Path) -> None
         assert begun.wait(TIMEOUT)
         one._scheduler.close()  # as if its process had gone
         declare_dead(made.scheduler, "worker", 0)
-        until(lambda: 0 in two.lost_workers)
+        until(lambda: 0 in two.member.lost_workers)
         may.set()
         two.save(tmp_path / "two")
         with pytest.raises(shoal.ShoalError):

@@ -100,7 +100,7 @@ def test_workers_that_leave_at_once_after_a_solver_has_ended_disturb_nobody():
 
 def test_a_worker_that_replaces_one_of_a_solver_says_what_to_do():
     def program(store):
-        if store.is_replacement:
+        if store.member.is_replacement:
             with pytest.raises(
                 shoal.ShoalError, match=r"worker 1 has replaced.*end all workers, and start the fit again"
             ):

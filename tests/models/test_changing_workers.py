@@ -336,7 +336,7 @@ def test_a_worker_that_waits_for_a_job_that_ends_is_told() -> None:
     with cluster(1, 1) as made, ThreadPoolExecutor(1) as pool:
         with shoal.connect(made.address, workers=(1, 2), threads=1, timeout=TIMEOUT) as store:
             waits = pool.submit(shoal.connect, made.address, workers=(1, 2), threads=1, timeout=TIMEOUT)
-            while not store.workers_change:
+            while not store.member.workers_change:
                 time.sleep(0.01)
         with pytest.raises(ValueError, match="the job that this worker waited to take part in has ended"):
             waits.result(TIMEOUT)

@@ -166,7 +166,7 @@ def test_without_a_replacement_the_others_go_on_after_a_while(log: Path) -> None
 
     def stay(made: Cluster) -> tuple[int, frozenset[int]]:
         with shoal.connect(made.address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
-            return program(store), store.lost_workers
+            return program(store), store.member.lost_workers
 
     with cluster(SERVERS, 1, replacement_seconds=0.5) as made, ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(stay, made), pool.submit(die, made)]
@@ -250,8 +250,8 @@ import shoal
 
 with shoal.connect() as store:
     table = store.table("steps", dim=1, optimizer=shoal.SGD(lr=1.0))
-    for step in range(store.joined_at, 30):
-        if store.rank == 1 and step == 10 and not store.is_replacement:
+    for step in range(store.member.joined_at, 30):
+        if store.rank == 1 and step == 10 and not store.member.is_replacement:
             os.kill(os.getpid(), signal.SIGSTOP)
         table.push(np.array([7], np.uint64), np.full((1, 1), -1.0, np.float32)).result()
         store.tick()

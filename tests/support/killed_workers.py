@@ -78,7 +78,7 @@ def work(
         assert f"worker {rank} (" in why
         assert "it waits for a replacement for" in cluster_status._text(made.address, status)
     with connect() as again:
-        assert again.is_replacement
+        assert again.member.is_replacement
         return program(again), calls.count
 
 

@@ -127,7 +127,7 @@ def test_a_replacement_draws_the_random_numbers_of_the_batches_that_are_left(cli
 
 def test_a_fit_whose_dense_part_the_dead_worker_had_cannot_be_continued_by_another(clicks: Path) -> None:
     def program(store: shoal.Store) -> bool:
-        if not store.is_replacement:
+        if not store.member.is_replacement:
             learn(store, clicks, dense="allreduce")
             return False
         with pytest.raises(shoal.ShoalError, match=r'cannot be continued .* one with dense="servers" can'):

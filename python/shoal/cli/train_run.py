@@ -469,7 +469,7 @@ def check_saver(store: Store) -> None:
     """Raise WorkerLostError if the worker that saves the model is gone, in a worker that does not."""
     from shoal.errors import WorkerLostError
 
-    if 0 in store.lost_workers:
+    if 0 in store.member.lost_workers:
         raise WorkerLostError(
             "worker 0, which saves the model, was lost: no model is saved. Train again, with --worker-restarts (shoal "
             "launch), or with --checkpoint-every and --resume"

@@ -219,7 +219,7 @@ class _Solver:
 
     def __init__(self, model: Model, solver: DBPG, whole: Batch) -> None:
         store = model.store
-        if store.taking_splits and store.num_workers > 1:
+        if store.member.takes_splits and store.num_workers > 1:
             raise ValueError(
                 'solver "dbpg" holds a worker\'s whole share: fit reader.split(store.rank, store.num_workers)'
             )
@@ -228,10 +228,11 @@ class _Solver:
                 f'solver "dbpg" adds up the workers\' gradients of an iteration, which {store.consistency} does not: '
                 f"connect with consistency=shoal.BSP()"
             )
-        if store.is_replacement:
+        if store.member.is_replacement:
             raise ShoalError(
-                f"worker {store.rank} has replaced a worker that died, at clock {store.joined_at}, and no other worker "
-                'has its margins: end all workers, and start the fit again, since solver "dbpg" writes no checkpoints'
+                f"worker {store.rank} has replaced a worker that died, at clock {store.member.joined_at}, and no other "
+                'worker has its margins: end all workers, and start the fit again, since solver "dbpg" writes no '
+                "checkpoints"
             )
         self._store, self._table, self._solver = store, model.table, solver
         self._coordinator = PassCoordinator(store, model.table.name, Tolerance(needs_all=True))

@@ -222,7 +222,7 @@ def _described(
     if not (resume and files.is_model(directory)):
         if is_first:
             # The predecessor of a worker that replaces it may have written a model.
-            files.check_target(directory, overwrite=checkpointer.overwrite or model.store.is_replacement)
+            files.check_target(directory, overwrite=checkpointer.overwrite or model.store.member.is_replacement)
             files.make_target(directory)
             model.store.check_storage(directory)
         return None

@@ -269,7 +269,7 @@ class ModelTrainer:
         if folder is not None:
             self._folder = folder
             # A replacement of worker 0 keeps what its predecessor has written: the weights may have changed since.
-            if self.model.store.rank == 0 and not self.model.store.barrier_is_past:
+            if self.model.store.rank == 0 and not self.model.store.member.is_past():
                 folder.clear()  # of a fit that was killed
                 self.model.save_weights(folder)
             return

@@ -92,7 +92,7 @@ class Position(msgspec.Struct, frozen=True):
     pass_clock: int
     # Made so far.
     exchanges: int
-    # `shoal.Store.barriers`.
+    # `Member.barriers`.
     barriers: dict[str, int]
     # passes, last_clock: That this worker has ended in the fit, and the clock of the last one's end.
     passes: int
@@ -119,18 +119,19 @@ class PassCoordinator:
         self._store = store
         remedy = tolerance.remedy
         # Whether the number of workers may change in this fit.
-        self.may_change = store.workers_range is not None and not store.taking_splits
+        self.may_change = store.member.workers_range is not None and not store.member.takes_splits
         # Whether it changes, too, if one of them dies.
         self.may_lose = self.may_change and tolerance.loss
-        if store.workers_range is not None and not tolerance.change:
+        if store.member.workers_range is not None and not tolerance.change:
             raise ShoalError(
-                f"the job may have {store.workers_range[0]} to {store.workers_range[1]} workers, and this kind of fit "
-                f"needs a fixed number{remedy}: pass one number of workers (--workers {store.num_workers})"
+                f"the job may have {store.member.workers_range[0]} to {store.member.workers_range[1]} workers, and "
+                f"this kind of fit needs a fixed number{remedy}: pass one number of workers (--workers "
+                f"{store.num_workers})"
             )
         # Whether the fit ends with an error when one of the workers is lost or leaves.
         self.needs_all = tolerance.needs_all
         self._absent: frozenset[int] = frozenset()  # workers that left the job before this fit began
-        self._is_alone = store.num_workers == 1 or store.taking_splits
+        self._is_alone = store.num_workers == 1 or store.member.takes_splits
         self._ranks = np.arange(store.num_workers, dtype=np.uint64)
         self._passes = 0
         self._last_clock = 0  # the clock of the last pass's end
@@ -139,7 +140,9 @@ class PassCoordinator:
         # What the predecessor of this worker has published of its last counted clock, by `publish_change`.
         self.change: bytes | None = None
         # Whether a replacement continues this fit.
-        self.can_replace = tolerance.replacement and store.replacement_seconds > 0 and not store.taking_splits
+        self.can_replace = (
+            tolerance.replacement and store.member.replacement_seconds > 0 and not store.member.takes_splits
+        )
         # Whether the fit publishes states.
         self.publishes = self.can_replace or self.may_lose
         self._name = name
@@ -147,20 +150,20 @@ class PassCoordinator:
         self._fits[name] += 1
         # Number of this fit among those of the model in this store, from 1.
         self.fit = self._fits[name]
-        if store.is_replacement and not store.taking_splits and not self.can_replace:
+        if store.member.is_replacement and not store.member.takes_splits and not self.can_replace:
             raise ShoalError(
-                f"worker {store.rank} has replaced a worker that died, at clock {store.joined_at}, and fits of this "
-                f"kind cannot be continued by another worker{remedy}: end all workers, and resume from the last "
+                f"worker {store.rank} has replaced a worker that died, at clock {store.member.joined_at}, and fits of "
+                f"this kind cannot be continued by another worker{remedy}: end all workers, and resume from the last "
                 "checkpoint"
             )
-        if not self._is_alone and store.joined_at > 0 and not store.is_replacement:
+        if not self._is_alone and store.member.joined_at > 0 and not store.member.is_replacement:
             raise ShoalError(
-                f"worker {store.rank} replaced a worker that had died, at clock {store.joined_at}: the others may have "
-                "begun this fit before, and would wait for it forever; end this process, and they continue without it. "
-                "If workers may join later, share the data by store.splits(reader)"
+                f"worker {store.rank} replaced a worker that had died, at clock {store.member.joined_at}: the others "
+                "may have begun this fit before, and would wait for it forever; end this process, and they continue "
+                "without it. If workers may join later, share the data by store.splits(reader)"
             )
         # Several jobs may fit models of one name, on the same table, and have the same ranks.
-        shared = f"{name}@{store.job_name}" if store.job_name else name
+        shared = f"{name}@{store.member.job_name}" if store.member.job_name else name
         if not self._is_alone:
             self._table: Table = store.table(f"{shared}-team", dim=1 + _LIMBS, optimizer=SGD(lr=1.0))
         if not self._is_alone or self.can_replace or self.may_change:
@@ -180,7 +183,7 @@ class PassCoordinator:
             except BaseException:
                 self._fits[self._name] -= 1  # none has begun: the next one has its number
                 raise
-            self._store.leaves_early = False
+            self._store.member.leaves_early = False
             try:
                 yield self
             except (WorkersChangedError, WorkersMoveError):
@@ -229,7 +232,7 @@ class PassCoordinator:
     @property
     def is_past(self) -> bool:
         """Whether all others, and the predecessor of this worker, have passed the barrier that comes next."""
-        return self._store.barrier_is_past
+        return self._store.member.is_past()
 
     @property
     def is_behind(self) -> bool:
@@ -265,7 +268,13 @@ class PassCoordinator:
         """Return how far this worker is."""
         exchanges = self._messages.number
         return Position(
-            self.fit, self.clock, self._pass_clock, exchanges, self._store.barriers, self._passes, self._last_clock
+            self.fit,
+            self.clock,
+            self._pass_clock,
+            exchanges,
+            dict(self._store.member.barriers),
+            self._passes,
+            self._last_clock,
         )
 
     def publish(self, state: bytes) -> None:
@@ -274,7 +283,7 @@ class PassCoordinator:
 
     def published(self) -> bytes | None:
         """Return the last state that the predecessor of this worker has published."""
-        return self._messages.published() if self.can_replace and self._store.is_replacement else None
+        return self._messages.published() if self.can_replace and self._store.member.is_replacement else None
 
     def publish_change(self, change: bytes) -> None:
         """Publish what the clock that is about to end has changed outside of tables."""
@@ -284,9 +293,9 @@ class PassCoordinator:
         """Continue where the predecessor of this worker was, and repeat what it has done since."""
         self._passes, self._last_clock, self._pass_clock = position.passes, position.last_clock, position.pass_clock
         self._messages.number = position.exchanges
-        self._store.barriers = position.barriers
-        self._behind = max(0, self._store.joined_at - position.clock)
-        self.change = self._messages.published_change(position.clock, self._store.joined_at)
+        self._store.member.barriers = dict(position.barriers)
+        self._behind = max(0, self._store.member.joined_at - position.clock)
+        self.change = self._messages.published_change(position.clock, self._store.member.joined_at)
 
     # ---- another number of workers -----------------------------------------------------------------------------------
 
@@ -313,12 +322,12 @@ class PassCoordinator:
     @property
     def continued(self) -> bool:
         """Whether the workers of another job have handed over their states to this one."""
-        return self.may_change and self._store.continued is not None
+        return self.may_change and self._store.member.continued is not None
 
     @property
     def workers_change(self) -> bool:
         """Whether the workers are to hand over their states, within a pass and after a clock."""
-        return self.may_change and self._store.workers_change
+        return self.may_change and self._store.member.workers_change
 
     def hand_over(self, state: bytes, *, returns: bool) -> None:
         """Hand over the state of this worker; nothing of the fit may follow. The others need not wait for it."""
@@ -329,22 +338,22 @@ class PassCoordinator:
 
     def handed_over(self) -> list[list[bytes]]:
         """Return the last states of the workers of the job before, the last one of each first; that is handed over."""
-        assert self._store.continued is not None
-        return self._messages.published_in(*self._store.continued)
+        assert self._store.member.continued is not None
+        return self._messages.published_in(*self._store.member.continued)
 
     @property
     def lost(self) -> dict[int, tuple[int, int]]:
-        """The workers of the job before that died: see `shoal.Store.continued_lost`."""
-        return self._store.continued_lost
+        """The workers of the job before that died: see `Member.continued_lost`."""
+        return self._store.member.continued_lost
 
     @property
     def has_lost(self) -> bool:
         """Whether a worker has died, and the others are to hand over their states."""
-        return self.may_lose and bool(self._store.lost_workers)
+        return self.may_lose and bool(self._store.member.lost_workers)
 
     def _check_lost(self) -> None:
         """Raise WorkersMoveError if the last barrier was passed without a worker that has died."""
-        if self.may_lose and self._store.lost_at_barrier:
+        if self.may_lose and self._store.member.lost_at_barrier:
             raise WorkersMoveError
 
     def _check_moved(self, rows: npt.NDArray[np.float32]) -> None:
@@ -381,7 +390,7 @@ class PassCoordinator:
             rows = self._table.pull(self._ranks + _ENDED)
             self._check_moved(rows)
             self._check(self._ranks[rows[:, 0] >= _NEVER].tolist())
-            behind, lost = set(self._ranks[rows[:, 0] < self._passes].tolist()), self._store.lost_workers
+            behind, lost = set(self._ranks[rows[:, 0] < self._passes].tolist()), self._store.member.lost_workers
             if self.may_lose and behind & lost:
                 raise WorkersMoveError
             if behind <= lost | self._absent:
@@ -436,7 +445,7 @@ class PassCoordinator:
         if not self.needs_all:
             return
         reasons = (
-            (self._store.lost_workers if not self.may_lose else (), "was lost"),
+            (self._store.member.lost_workers if not self.may_lose else (), "was lost"),
             (self._absent, "left before this fit began"),
             (left, "has ended this fit early, by an error"),
         )
@@ -467,7 +476,7 @@ class PassCoordinator:
 
     def abandon(self) -> None:
         """Announce, if the servers can be reached, that the others need not wait for this worker in this fit."""
-        self._store.leaves_early = True
+        self._store.member.leaves_early = True
         if not self._is_alone:
             with contextlib.suppress(ShoalError):
                 self._table.assign(self._mine + _ENDED, _row(_NEVER))

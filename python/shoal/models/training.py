@@ -235,7 +235,7 @@ class _TrainingRun:
                 interrupted = self._interrupted or interrupted
                 self._check_change()
                 self._skip(batches, trainers, data, fit_state)
-                repeats = first.store.repeats if first.store.clock == first.store.joined_at else 0
+                repeats = first.store.member.repeats if first.store.clock == first.store.member.joined_at else 0
                 ready = stack.enter_context(closing(first.prepared(batches)))
                 room = RoomForRows(self._stores, data)
                 try:
@@ -296,9 +296,9 @@ class _TrainingRun:
     def _leaves(self) -> bool:
         """Whether this worker was asked to end, and the others are enough to continue."""
         store = self._stores[0]
-        if store.workers_range is None:
+        if store.member.workers_range is None:
             return False
-        return self.is_told_to_leave() and store.num_workers > store.workers_range[0]
+        return self.is_told_to_leave() and store.num_workers > store.member.workers_range[0]
 
     def _check_change(self) -> None:
         """Raise WorkersMoveError if this worker is to hand over its state.

@@ -82,25 +82,25 @@ class WorkerMessages:
         self._store = store
         self._barrier = barrier
         self._table = store.table(f"{name}-messages", dim=_BLOCK, optimizer=SGD(lr=1.0))
-        self._slots = _SLOTS if store.replacement_seconds else 1
+        self._slots = _SLOTS if store.member.replacement_seconds else 1
         self._written = _written.setdefault(store, {}).setdefault(name, _Written())
         # Of the last message.
-        self.number = store.job << _CALL_BITS
+        self.number = store.member.job << _CALL_BITS
 
     def exchange(self, message: bytes = b"", *, flag: int = 0, to: int | None = None) -> Exchanged:
         """Send a message to all workers, or to the worker ``to``; return those of all."""
         self.number += 1
         slot = self.number % self._slots
-        if not self._store.barrier_is_past:
+        if not self._store.member.is_past():
             self._put(slot, self.number, flag, message)
         self._barrier()
-        is_past = self._store.barrier_is_past
+        is_past = self._store.member.is_past()
         flags: list[int | None] = []
         messages: list[bytes | None] = []
         for rank in range(self._store.num_workers):
             first = self._pull(rank, slot, 0, 1)
             number, its_flag, length = _HEAD.unpack_from(first)
-            if number != self.number or rank in self._store.lost_workers or rank in self.absent:
+            if number != self.number or rank in self._store.member.lost_workers or rank in self.absent:
                 flags.append(None)
                 messages.append(None)
                 continue
@@ -117,7 +117,7 @@ class WorkerMessages:
         self._written.published += 1
         self._store.flush()
         slot = self._written.states + self._written.published % _STATES
-        self._put(slot, self._written.published, self._store.job, state)
+        self._put(slot, self._written.published, self._store.member.job, state)
 
     def published(self) -> bytes | None:
         """Return the last state that this worker's predecessor has published; None: there is none."""
@@ -130,7 +130,7 @@ class WorkerMessages:
     def publish_change(self, clock: int, change: bytes) -> None:
         """Publish what the clock that is about to end has changed outside of tables."""
         self._written.changes += 1
-        self._put(_CHANGES + self._written.changes % _STATES, clock + 1, self._store.job, change)
+        self._put(_CHANGES + self._written.changes % _STATES, clock + 1, self._store.member.job, change)
 
     def published_change(self, begin: int, end: int) -> bytes | None:
         """Return what the last of the clocks from ``begin`` to ``end`` - 1 that changed anything has published."""
@@ -147,7 +147,7 @@ class WorkerMessages:
         for slot in range(first_slot, first_slot + _STATES):
             first = self._pull(self._store.rank, slot, 0, 1)
             number, job, length = _HEAD.unpack_from(first)
-            if number and job == self._store.job:
+            if number and job == self._store.member.job:
                 found.append((number, slot, length, first))
             self._written.blocks[slot] = -(-(_HEAD.size + length) // _BLOCK)
         return found
@@ -169,7 +169,7 @@ class WorkerMessages:
 
     def publish_settings(self, fit: int, settings: bytes) -> None:
         """Publish the settings with which this worker begins a fit."""
-        self._put(_SETTINGS, self._store.job, fit, settings)
+        self._put(_SETTINGS, self._store.member.job, fit, settings)
 
     def settings(self, fit: int) -> dict[int, bytes]:
         """Return the settings with which the workers have begun a fit, by rank; nothing of one that has not."""
@@ -177,7 +177,7 @@ class WorkerMessages:
         for rank in range(self._store.num_workers):
             first = self._pull(rank, _SETTINGS, 0, 1)
             number, its_fit, length = _HEAD.unpack_from(first)
-            if (number, its_fit) == (self._store.job, fit):
+            if (number, its_fit) == (self._store.member.job, fit):
                 found[rank] = self._content(rank, _SETTINGS, first, length)
         return found
 

@@ -29,6 +29,7 @@ from shoal.optim import FTRL, SGD, Add, Init, Optimizer, Zeros
 from shoal.store.activity import Activity
 from shoal.store.description import check_same
 from shoal.store.files import StoreFiles
+from shoal.store.member import Member
 from shoal.table.arrays import Keys
 from shoal.table.dense import BLOCK, DenseTable, shape_of
 from shoal.table.future import BackgroundTask
@@ -81,7 +82,7 @@ class Store(StoreFiles):
         self._saves: list[BackgroundTask] = []
         self._tables: dict[str, Table] = {}
         self.activity = Activity()
-        self.leaves_early = False  # whether a fit was ended early here: others continue it, if their number may change
+        self.member = Member()
         self._open = True
 
     # ---- implemented by each kind of store ---------------------------------------------------------------------------
@@ -100,101 +101,11 @@ class Store(StoreFiles):
         """Whether gradients and weights of a table are transferred exactly, without rounding or filters."""
         return True
 
-    @property
-    def taking_splits(self) -> bool:
-        """Whether this worker is in a loop over :meth:`splits`, where workers may do different numbers of steps."""
-        return False
-
-    @property
-    def lost_workers(self) -> frozenset[int]:
-        """Ranks of workers that were declared dead since this one connected."""
-        return frozenset()
-
-    @property
-    def joined_at(self) -> int:
-        """Clock at which this worker joined its job: above 0 if it replaced a worker that had died."""
-        return 0
-
-    @property
-    def replacement_seconds(self) -> float:
-        """How long the other workers wait for the replacement of one that died; 0: not at all."""
-        return 0.0
-
-    @property
-    def is_replacement(self) -> bool:
-        """Whether this worker replaces one that died, and continues after its last counted clock, `joined_at`.
-
-        Barriers that its predecessor has passed do not wait. A program that begins anew therefore reaches the other
-        workers at the barrier at which its predecessor would have.
-        """
-        return False
-
-    @property
-    def repeats(self) -> int:
-        """Clocks, from `joined_at` on, whose pushes of the predecessor may have taken effect; 0 under BSP."""
-        return 0
-
-    @property
-    def job(self) -> int:
-        """Number of the job that this worker is part of."""
-        return 0
-
-    @property
-    def job_name(self) -> str:
-        """Name of the job that this worker is part of; empty: it has none."""
-        return ""
-
-    @property
-    def workers_range(self) -> tuple[int, int] | None:
-        """The least and the greatest number of workers, if workers may join and leave while a model is fitted."""
-        return None
-
-    @property
-    def workers_change(self) -> bool:
-        """Whether a worker waits to join, or has left or died: each hands over its state, and leaves the job."""
-        return False
-
-    @property
-    def continued(self) -> tuple[int, int] | None:
-        """Number of the job whose workers have handed over their states to this one, and how many they were."""
-        return None
-
-    @property
-    def continued_lost(self) -> dict[int, tuple[int, int]]:
-        """Of the job that this one continues the workers that died without having handed over their states, by rank.
-
-        For each the clock from which on its pushes do not count, and how many clocks from there on may be in part its
-        own; none under BSP.
-        """
-        return {}
-
-    @property
-    def lost_at_barrier(self) -> bool:
-        """Whether the last `barrier` was passed without a worker that has died, if the number of workers may change.
-
-        All others learn of it at the same barrier.
-        """
-        return False
-
     def hand_over(self, *, returns: bool, begun: bool = True) -> None:
         """Announce that this worker has handed over its state, and whether it takes part in the job that continues.
 
         Without ``begun`` it had none, as all others: the next job begins as this one did.
         """
-
-    @property
-    def barriers(self) -> dict[str, int]:
-        """How many barriers of each name this worker has passed; set by a replacement that begins at a later one."""
-        return {}
-
-    @barriers.setter
-    def barriers(self, passed: dict[str, int]) -> None:
-        pass
-
-    @property
-    def barrier_is_past(self) -> bool:
-        """Whether the predecessor of this worker, and so all others, have passed the barrier that comes next."""
-        return False
 
     @property
     def host(self) -> str:

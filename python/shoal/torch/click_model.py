@@ -328,7 +328,7 @@ class ClickModel(SavedPredictor):
                 f"staleness is {self._staleness}, and a checkpoint within a pass would need the rows that each of "
                 f"{workers} workers has pulled ahead: leave Checkpointing(every=) out, or pass staleness=0"
             )
-        if workers > 1 and self._store.taking_splits:
+        if workers > 1 and self._store.member.takes_splits:
             raise ValueError(
                 "click models of several workers step together: pass each worker reader.split(store.rank, "
                 "store.num_workers) instead of a loop over store.splits"

@@ -113,7 +113,7 @@ class DenseParameters:
         deadline = time.monotonic() + timeout
         while (there := len(table)) != blocks:
             # The predecessor of a worker that replaces it may have died while it set the array.
-            if there and ((first and not store.is_replacement) or there > blocks):
+            if there and ((first and not store.member.is_replacement) or there > blocks):
                 raise ValueError(
                     f"table {table.name!r} holds {there} blocks, and this module has {blocks}: it is another array, or "
                     "half of one, choose another name or erase it"

@@ -265,11 +265,11 @@ class AllReduced(Alone):
         return numbers
 
     def _check_lost(self) -> None:
-        if self._store.lost_workers:
+        if self._store.member.lost_workers:
             raise self._lost("it was declared dead")
 
     def _lost(self, why: str) -> WorkerLostError:
-        lost = ", ".join(f"worker {rank}" for rank in sorted(self._store.lost_workers)) or "a worker"
+        lost = ", ".join(f"worker {rank}" for rank in sorted(self._store.member.lost_workers)) or "a worker"
         return WorkerLostError(
             f"{lost} of {self._store.num_workers} has ended during a step of the dense part, which all make together "
             f'({why}): {START_AGAIN}; shoal launch --restarts does so by itself, and with dense="servers" it outlives '

@@ -389,7 +389,7 @@ def test_the_others_go_on_at_once_when_a_worker_is_killed():
             table.push(KEYS, ONES)
             store.tick()
             table.pull(KEYS)
-        assert store.lost_workers == {1}
+        assert store.member.lost_workers == {1}
 
 
 @pytest.mark.slow
@@ -408,7 +408,7 @@ def test_a_stopped_server_and_a_stopped_worker_are_not_dead_at_once():
                 table.push(KEYS, ONES)
                 store.tick()
                 table.pull(KEYS)
-        assert not store.lost_workers
+        assert not store.member.lost_workers
 
 
 @pytest.mark.slow

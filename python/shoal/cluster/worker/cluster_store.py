@@ -72,12 +72,12 @@ from shoal.errors import ClusterChangedError, DeadlineExceededError, ProtocolErr
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.description import check_same
+from shoal.store.member import BARRIER, Member
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.table import Table
 
 _log = logging.getLogger("shoal.cluster")
 
-_BARRIER = "barrier"  # the name of those of `barrier`
 _JOB_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _SPLIT_POLL_SECONDS = 0.1  # until the scheduler is asked for a split again
 _MIN_LOAD_ROWS_PER_SECOND = 1e5  # a slower load has failed
@@ -118,13 +118,10 @@ class ClusterStore(ConnectedStore):
         self._consistency = consistency
         self._workers_wanted, self._most_workers = workers if isinstance(workers, tuple) else (workers, 0)
         self._wanted_rank = rank
-        self._changing: frozenset[int] = frozenset()  # jobs whose number of workers is to change
-        self._splits_loops = 0
-        self._gone: frozenset[tuple[int, int]] = frozenset()  # workers that were declared dead: job and rank
+        self._gone: set[tuple[int, int]] = set()  # workers that were declared dead: job and rank
+        self._changing: set[int] = set()  # jobs whose number of workers is to change
         self._passes = 0  # calls of `splits`
         self._open_barriers: dict[str, PendingRequest] = {}  # barriers that this worker has reached and not passed
-        self._barriers: dict[str, int] = {}  # passed, by name
-        self._lost_at_barrier = False
         self._tracked = ""  # digest of the checkpoint since which changes are tracked, as far as this worker knows
         super().__init__(
             address,
@@ -189,7 +186,22 @@ class ClusterStore(ConnectedStore):
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
         requests = Requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk)
-        return requests, self._joined.clock
+        joined = self._joined
+        self.member = Member(
+            job=joined.job,
+            job_name=self._job_name,
+            joined_at=joined.clock,
+            is_replacement=joined.replaces,
+            repeats=joined.repeats,
+            replacement_seconds=joined.replacement_seconds,
+            workers_range=(self._workers_wanted or 1, self._most_workers) if self._most_workers else None,
+            continued=(joined.continues, joined.handed_over) if joined.continues else None,
+            continued_lost={one.rank: (one.clock, one.repeats) for one in joined.lost},
+            past_barriers=joined.passed,
+            gone=self._gone,
+            changing=self._changing,
+        )
+        return requests, joined.clock
 
     @property
     def _about(self) -> str:
@@ -221,94 +233,12 @@ class ClusterStore(ConnectedStore):
         """Number of completed ticks; a worker that replaces a dead one begins at the clock of the others."""
         return self.channel.clock
 
-    @property
-    def taking_splits(self) -> bool:
-        """Whether this worker is in a loop over :meth:`shoal.Store.splits`."""
-        return self._splits_loops > 0
-
-    @property
-    def lost_workers(self) -> frozenset[int]:
-        """Ranks of workers that were declared dead since this one connected."""
-        return frozenset(rank for job, rank in self._gone if job == self._joined.job)
-
-    @property
-    def joined_at(self) -> int:
-        """Clock at which this worker joined its job: above 0 if it replaced a dead worker."""
-        return self._joined.clock
-
-    @property
-    def replacement_seconds(self) -> float:
-        """How long the job waits for the replacement of a worker that died; 0: not at all."""
-        return self._joined.replacement_seconds
-
-    @property
-    def is_replacement(self) -> bool:
-        """Whether this worker has the place of one that died: see :attr:`shoal.Store.is_replacement`."""
-        return self._joined.replaces
-
-    @property
-    def job(self) -> int:
-        """Number of the job."""
-        return self._joined.job
-
-    @property
-    def job_name(self) -> str:
-        """Name of the job: see :attr:`shoal.Store.job_name`."""
-        return self._job_name
-
-    @property
-    def workers_range(self) -> tuple[int, int] | None:
-        """The least and the greatest number of workers: see :attr:`shoal.Store.workers_range`."""
-        return (self._workers_wanted or 1, self._most_workers) if self._most_workers else None
-
-    @property
-    def workers_change(self) -> bool:
-        """Whether the workers are to hand over their states: see :attr:`shoal.Store.workers_change`."""
-        return self._joined.job in self._changing
-
-    @property
-    def continued(self) -> tuple[int, int] | None:
-        """The job that this one continues, and its number of workers."""
-        return (self._joined.continues, self._joined.handed_over) if self._joined.continues else None
-
-    @property
-    def continued_lost(self) -> dict[int, tuple[int, int]]:
-        """Workers of that job that died: see :attr:`shoal.Store.continued_lost`."""
-        return {one.rank: (one.clock, one.repeats) for one in self._joined.lost}
-
-    @property
-    def lost_at_barrier(self) -> bool:
-        """Whether the last barrier was passed without a dead worker: see :attr:`shoal.Store.lost_at_barrier`."""
-        return self._lost_at_barrier
-
     def hand_over(self, *, returns: bool, begun: bool = True) -> None:
         """Announce that this worker has handed over its state: see :meth:`shoal.Store.hand_over`."""
         self._check_usable()
         if self._cached:
             self.flush()  # what caches hold back belongs to this job
         self._scheduler.call(HandOver(returns, begun), AcceptedReply, self._timeout)
-
-    @property
-    def repeats(self) -> int:
-        """Clocks whose pushes may take effect twice: see :attr:`shoal.Store.repeats`."""
-        return self._joined.repeats
-
-    @property
-    def barriers(self) -> dict[str, int]:
-        """How many barriers of each name this worker has passed."""
-        return dict(self._barriers)
-
-    @barriers.setter
-    def barriers(self, passed: dict[str, int]) -> None:
-        self._barriers = dict(passed)
-
-    @property
-    def barrier_is_past(self) -> bool:
-        """Whether all others have passed the barrier that comes next: see :attr:`shoal.Store.barrier_is_past`."""
-        return self._is_past(_BARRIER)
-
-    def _is_past(self, name: str) -> bool:
-        return self._barriers.get(name, 0) < self._joined.passed.get(name, 0)
 
     def filter_metrics(self) -> dict[str, dict[str, float]]:
         """Return, for each table that has filters, what they saved and changed: see `docs/filters.md`."""
@@ -408,14 +338,14 @@ class ClusterStore(ConnectedStore):
         begun = time.monotonic()
         self.flush(seconds)
         try:
-            self._wait_at_barrier(_BARRIER, seconds, begun)
+            self._wait_at_barrier(BARRIER, seconds, begun)
         finally:
             self._forget_rows()  # all workers agree on what came before
 
     def _wait_at_barrier(self, name: str, timeout: float, begun: float | None = None) -> None:
         """Wait for all workers. After a timeout this worker stays at the barrier: the next call continues to wait."""
-        if self._is_past(name):
-            self._barriers[name] = self._barriers.get(name, 0) + 1
+        if self.member.is_past(name):
+            self.member.passed(name)
             return
         asked = self._open_barriers.pop(name, None) or self._scheduler.ask(Barrier(name))
         try:
@@ -427,8 +357,8 @@ class ClusterStore(ConnectedStore):
             self._scheduler.forget(asked)
             raise
         self._scheduler.forget(asked)
-        self._lost_at_barrier = bool(passed.lost)
-        self._barriers[name] = self._barriers.get(name, 0) + 1
+        self.member.lost_at_barrier = bool(passed.lost)
+        self.member.passed(name)
 
     # ---- splits of the data ------------------------------------------------------------------------------------------
 
@@ -438,11 +368,11 @@ class ClusterStore(ConnectedStore):
         return self._take_splits_of(number, count, digest, reissue)
 
     def _take_splits_of(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
-        self._splits_loops += 1
+        self.member.splits_loops += 1
         try:
             yield from self._request_splits(number, count, digest, reissue)
         finally:
-            self._splits_loops -= 1
+            self.member.splits_loops -= 1
 
     def _request_splits(self, number: int, count: int, digest: str, reissue: float) -> Iterator[int]:
         finished = -1
@@ -526,7 +456,7 @@ class ClusterStore(ConnectedStore):
                             self.channel,
                             numbered,
                             base,
-                            lambda: self.lost_workers,
+                            lambda: self.member.lost_workers,
                             last=self._tracked,
                             on_done=self._set_tracked,
                         )
@@ -624,7 +554,11 @@ class ClusterStore(ConnectedStore):
     def _drain(self) -> None:
         self._send_held()
         # Unless others repeat what this worker has pushed since its last tick: see `_check_left`.
-        if self._consistency.is_bulk and self.channel.has_pushed and not (self.leaves_early and self._most_workers):
+        if (
+            self._consistency.is_bulk
+            and self.channel.has_pushed
+            and not (self.member.leaves_early and self._most_workers)
+        ):
             self.channel.tick()
         super()._drain()
 
@@ -636,14 +570,14 @@ class ClusterStore(ConnectedStore):
                 self.rank,
                 self.clock,
                 "it has left its fit early, and the others continue it at the end of its last clock"
-                if self.leaves_early
+                if self.member.leaves_early
                 else "other threads made them while the store was closed",
             )
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, WorkerGone):
-            self._gone = self._gone | {(event.job, event.rank)}
+            self._gone.add((event.job, event.rank))
         elif isinstance(event, WorkersChange):
-            self._changing = self._changing | {event.job}
+            self._changing.add(event.job)
         else:
             super()._on_event(event)

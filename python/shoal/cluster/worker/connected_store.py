@@ -90,7 +90,13 @@ class ConnectedStore(Store):
             self._connect(address, role, threads, curve, (lambda: True) if health is None else health.turn, undo)
             if health is not None:
                 ref = weakref.ref(self)
-                label = None if role != "worker" else f"{self.job_name}/{self.rank}" if self.job_name else self.rank
+                label = (
+                    None
+                    if role != "worker"
+                    else f"{self.member.job_name}/{self.rank}"
+                    if self.member.job_name
+                    else self.rank
+                )
                 health.watch(lambda: _unready(ref()), role, WORKER, lambda: _counters(ref()), label)
             self._closing = undo.pop_all()
         # Neither the threads nor their callbacks hold the store: dropping it without closing it leaves the cluster too.
@@ -233,7 +239,7 @@ class ConnectedStore(Store):
             finally:
                 self.channel.leave()
                 with contextlib.suppress(ShoalError):
-                    self._scheduler.call(Leave(int(failed or self.leaves_early)), LeaveReply, _LEAVE_SECONDS)
+                    self._scheduler.call(Leave(int(failed or self.member.leaves_early)), LeaveReply, _LEAVE_SECONDS)
             if not failed:
                 self._check_left()
 
