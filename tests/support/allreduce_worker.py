@@ -85,7 +85,7 @@ def main(address: str, rank: str, workers: str, config: str, out: str, point: st
             end_at(point)
         settings = tomllib.loads(Path(config).read_text())
         model = build(parse(settings), store)
-        (path,) = settings["data"]["train"]
+        (path,) = settings["data"]["data"]
         reader = shoal.read_csv(path, batch_size=20, label="click", categorical=["user", "ad"], numeric=["price"])
         reader = reader.split(store.rank, store.num_workers)
         torch.manual_seed(store.rank)
