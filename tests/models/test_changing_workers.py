@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickle
 import random
-import re
 import signal
 import sys
 import threading
@@ -28,7 +27,7 @@ from changing_workers import (
     Pace,
     first_pace,
 )
-from cluster_fakes import TIMEOUT
+from cluster_fakes import TIMEOUT, HeldPort
 from cluster_standin import Cluster, cluster
 from killed_workers import Boundaries
 from shoal.base.interrupts import Terminated, at_boundaries
@@ -417,15 +416,11 @@ def launched(folder: Path, log: Path, workers: str, *options: str) -> Iterator[t
     (folder / "program.py").write_text(PROGRAM)
     train = ["program.py", "train", "lr", "--cluster", "--data", str(log), "--format", "libsvm", "--quiet"]
     train += ["--output", "model", "--batch-size", "1", "--no-warm-up", "--epochs", "2", "--resume", *options]
-    launch = [sys.executable, "-m", "shoal", "launch", "--workers", workers, *train]
-    with Popen(launch, cwd=folder, stdout=PIPE, stderr=STDOUT, text=True) as process:
-        assert process.stdout is not None
-        found = None
-        while found is None:
-            line = process.stdout.readline()
-            assert line, "the cluster has not begun"
-            found = re.search(r"SHOAL_SCHEDULER=(\S+) SHOAL_WORKERS=(\S+)", line)
-        yield process, {"SHOAL_SCHEDULER": found[1], "SHOAL_WORKERS": found[2]}, [sys.executable, *train]
+    with HeldPort() as held:
+        launch = [sys.executable, "-m", "shoal", "launch", "--scheduler", held.address, "--workers", workers, *train]
+        with Popen(launch, cwd=folder, stdout=PIPE, stderr=STDOUT, text=True) as process:
+            wait_for_workers(held.address, int(workers[0]))
+            yield process, {"SHOAL_SCHEDULER": held.address, "SHOAL_WORKERS": workers}, [sys.executable, *train]
 
 
 def check_examples(model: Path) -> None:

@@ -132,7 +132,9 @@ class LaunchOptions(Config, frozen=True, kw_only=True):
     tier: Tier = None
     heartbeat: Heartbeat = 2.0
     scheduler: Annotated[
-        Address | None, "address of the scheduler under mpirun and srun", Setting(variable="SHOAL_SCHEDULER")
+        Address | None,
+        "address of the scheduler, at which other workers join (default: any port of this machine; under mpirun and "
+        "srun SHOAL_SCHEDULER, or port 5570 of the machine of process 0)",
     ] = None
     timeout: Annotated[Seconds, "seconds to wait for all processes"] = 60.0
     grace: Annotated[float, "seconds for the workers to save after Ctrl-C or SIGTERM", Setting(ge=0, metavar="S")] = (
@@ -263,6 +265,7 @@ def _launch(options: LaunchOptions) -> Answer:
         storage_options=options.storage_options,
         allow_code=options.allow_code,
         journal=options.journal,
+        address=options.scheduler,
     )
     group = find_group(os.environ)
     if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
@@ -293,7 +296,7 @@ def _launch(options: LaunchOptions) -> Answer:
             program,
             print_output,
             print_error_output,
-            address=options.scheduler,
+            address=options.scheduler or os.environ.get("SHOAL_SCHEDULER"),
             grace=options.grace,
             warn=warn,
         )

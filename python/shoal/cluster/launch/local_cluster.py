@@ -83,12 +83,13 @@ def configurations(
     journal: str | os.PathLike[str] | None = None,
     curve: str | None = None,
     metrics_port: int | str | None = None,
+    address: str | None = None,
     **settings: Any,
 ) -> tuple[SchedulerConfig, ServerConfig]:
     """Return the configurations of the scheduler and of each server of a cluster on this machine, checked.
 
-    ``memory`` is that of all servers together. Other settings are those of :class:`shoal.config.ClusterConfig`, and
-    otherwise of the servers.
+    ``memory`` is that of all servers together, ``address`` the scheduler's. Other settings are those of
+    :class:`shoal.config.ClusterConfig`, and otherwise of the servers.
     """
     if memory is not None and tier is not None:
         raise ValueError("servers have a memory budget or a tier: leave memory= or tier= out")
@@ -96,7 +97,7 @@ def configurations(
     AllowedCode(allow_code)
     of_cluster = {name: settings.pop(name) for name in ClusterConfig.__struct_fields__ if name in settings}
     scheduler = SchedulerConfig(
-        bind="tcp://127.0.0.1:*",
+        bind=address or "tcp://127.0.0.1:*",
         servers=servers,
         journal=None if journal is None else os.path.abspath(journal),
         curve=curve,

@@ -147,11 +147,6 @@ def find_tracing(environment: Environment) -> bool:
     return text == "1"
 
 
-def find_node(environment: Environment) -> str | None:
-    """Find the name of the machine that a server runs on: SHOAL_NODE."""
-    return environment.get("SHOAL_NODE") or None
-
-
 def volcano(environment: Environment) -> Volcano:
     """Read the variables of Volcano's plugins ``env`` and ``svc``."""
     hosts = environment.get("VC_SCHEDULER_HOSTS", "").split(",")
