@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import shoal
+from click_config import click_config
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
 from killed_workers import SERVERS, Boundaries, Calls, KilledError, workers_of
@@ -30,21 +31,6 @@ from shoal.models.pass_coordinator import PassCoordinator
 from tiers import long_but
 
 EXAMPLES, BATCH, EPOCHS = 240, 8, 2
-CONFIG = """
-[data]
-data = ["{path}"]
-format = "csv"
-label = "click"
-categorical = ["user", "ad"]
-[model]
-name = "deepfm"
-dim = 4
-hidden = [8]
-[train]
-batch_size = 4
-epochs = 12
-dense = "servers"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +248,7 @@ def test_a_killed_process_is_started_again_and_each_example_counts_once(what: st
     draw = drawn()
     out, config, clicks = tmp_path / "model", tmp_path / "ctr.toml", tmp_path / "clicks.csv"
     clicks.write_text("click,user,ad\n" + "".join(f"{one % 3 == 0:d},{one},{one % 7}\n" for one in range(EXAMPLES)))
-    config.write_text(CONFIG.format(path=clicks))
+    config.write_text(click_config(clicks, train={"batch_size": 4, "epochs": 12, "dense": "servers"}))
     shoal_command = [sys.executable, "-m", "shoal"]
     command = [*shoal_command, "launch", "--servers", "2", "--workers", "2:3", "--worker-restarts", "1"]
     command += [*shoal_command, "train", what, "--cluster", "--output", str(out), "--resume", "--quiet"]

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 import shoal  # noqa: E402
 from changing_workers import Pace, first_pace  # noqa: E402
+from click_config import ADAGRAD, ADAM, click_config  # noqa: E402
 from cluster_fakes import TIMEOUT  # noqa: E402
 from cluster_standin import Cluster, cluster  # noqa: E402
 from killed_workers import Boundaries  # noqa: E402
@@ -26,26 +27,11 @@ from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
 
 EXAMPLES, BATCH, SERVERS = 480, 8, 2
-CONFIG = """
-[data]
-data = ["{path}"]
-format = "csv"
-label = "click"
-categorical = ["user", "ad"]
-[model]
-name = "deepfm"
-dim = 4
-hidden = [8]
-[tables]
-optimizer = {{ name = "Adagrad", lr = 0.1 }}
-[train]
-batch_size = 8
-seed = 3
-epochs = 2
-dense = "{dense}"
-optimizer = {{ name = "Adam", lr = 0.01 }}
-"""
 DRAWING = threading.Lock()  # torch's random numbers are the process's, and workers are threads here
+
+
+def configured(clicks: Path, dense: str) -> str:
+    return click_config(clicks, tables=ADAGRAD, train={"batch_size": 8, "seed": 3, "epochs": 2, "dense": dense, **ADAM})
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +81,7 @@ def work(made: Cluster, clicks: Path, react: Any, span: tuple[int, int], mode: A
             with shoal.connect(made.address, workers=span, threads=1, timeout=TIMEOUT, consistency=mode) as store:
                 found.sizes.append(store.num_workers)
                 with DRAWING:
-                    model = build(parse(tomllib.loads(CONFIG.format(path=clicks, dense=dense))), store)
+                    model = build(parse(tomllib.loads(configured(clicks, dense))), store)
                 reader = shoal.read_csv(clicks, batch_size=BATCH, label="click", categorical=["user", "ad"])
                 reader = reader.split(store.rank, store.num_workers)
                 model.fit(reader, epochs=2, progress=False, callbacks=pace)
@@ -179,7 +165,7 @@ def test_a_worker_that_is_told_to_leave_moves_with_the_others(clicks: Path, monk
 
 @pytest.mark.slow
 def test_rows_that_were_pulled_ahead_are_not_handed_over(clicks: Path) -> None:
-    config = tomllib.loads(CONFIG.format(path=clicks, dense="allreduce"))
+    config = tomllib.loads(configured(clicks, "allreduce"))
     config["train"]["staleness"] = 1
     with (
         cluster(1, 1) as made,

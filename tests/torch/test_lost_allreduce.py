@@ -26,6 +26,7 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 import shoal  # noqa: E402
 from allreduce_worker import EPOCHS, POINTS  # noqa: E402
+from click_config import ADAGRAD, ADAM, click_config  # noqa: E402
 from cluster_fakes import TIMEOUT, declare_dead  # noqa: E402
 from cluster_standin import Cluster, cluster  # noqa: E402
 from killed_workers import worker_of  # noqa: E402
@@ -37,30 +38,6 @@ pytestmark = [
 ]
 
 EXAMPLES = 310  # unequal splits: the last steps have no batch of some worker
-CONFIG = """
-[data]
-data = ["{folder}/train.csv"]
-valid = ["{folder}/train.csv"]
-format = "csv"
-label = "click"
-categorical = ["user", "ad"]
-numeric = ["price"]
-dense = ["price"]
-[model]
-name = "deepfm"
-dim = 4
-hidden = [64, 32]
-dropout = 0.3
-[tables]
-optimizer = {{ name = "Adagrad", lr = 0.1 }}
-[train]
-batch_size = 20
-seed = 3
-epochs = 8
-optimizer = {{ name = "Adam", lr = 0.01 }}
-[output]
-checkpoint_every = 3
-"""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +50,17 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         margin = 0.9 * (user % 3) + 0.5 * (ad % 4) - 3 + 0.1 * price
         rows.append(f"{int(draw.random() < 1 / (1 + np.exp(-margin)))},{user},{ad},{price:.3f}")
     (folder / "train.csv").write_text("\n".join(rows) + "\n")
-    (folder / "ctr.toml").write_text(CONFIG.format(folder=folder))
+    (folder / "ctr.toml").write_text(
+        click_config(
+            folder / "train.csv",
+            folder / "train.csv",
+            price=True,
+            model={"hidden": [64, 32], "dropout": 0.3},
+            tables=ADAGRAD,
+            train={"batch_size": 20, "seed": 3, "epochs": 8, **ADAM},
+            output={"checkpoint_every": 3},
+        )
+    )
     return folder / "ctr.toml"
 
 

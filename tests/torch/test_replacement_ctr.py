@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 
 import shoal  # noqa: E402
+from click_config import ADAGRAD, ADAM, click_config  # noqa: E402
 from cluster_fakes import TIMEOUT  # noqa: E402
 from killed_workers import run, worker_of  # noqa: E402
 from shoal.models import Checkpointing, takeover  # noqa: E402
@@ -27,29 +28,6 @@ from shoal.torch.config import build, parse  # noqa: E402
 from tiers import long_after  # noqa: E402
 
 EXAMPLES, BATCH = 480, 20
-CONFIG = """
-[data]
-data = ["{folder}/train.csv"]
-valid = ["{folder}/train.csv"]
-format = "csv"
-label = "click"
-categorical = ["user", "ad"]
-numeric = ["price"]
-dense = ["price"]
-[model]
-name = "deepfm"
-dim = 4
-hidden = [8]
-dropout = {dropout}
-[tables]
-optimizer = {{ name = "Adagrad", lr = 0.1 }}
-[train]
-batch_size = {batch_size}
-seed = 3
-epochs = {epochs}
-dense = "{dense}"
-optimizer = {{ name = "Adam", lr = 0.01 }}
-"""
 
 DRAWING = threading.Lock()  # torch's random numbers are the process's, and workers are threads here
 
@@ -67,9 +45,10 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def configuration(clicks: Path, **settings: Any) -> str:
-    usual = {"folder": clicks, "dropout": 0, "batch_size": BATCH, "epochs": 2, "dense": "servers"}
-    return CONFIG.format(**usual | settings)
+def configuration(clicks: Path, dropout: float = 0, **train: Any) -> str:
+    usual = {"batch_size": BATCH, "seed": 3, "epochs": 2, "dense": "servers", **ADAM}
+    log = clicks / "train.csv"
+    return click_config(log, log, price=True, model={"dropout": dropout}, tables=ADAGRAD, train={**usual, **train})
 
 
 def learn(

@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 
 import shoal  # noqa: E402
+from click_config import toml  # noqa: E402
 from places import BUCKET, options  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.data.rebatch import rows_of as rows_of_batch  # noqa: E402
@@ -91,22 +92,6 @@ def configured(clicks: Path, kind: str = "deepfm", **sections) -> dict:
     for name, values in sections.items():
         base[name] = {**base.get(name, {}), **values}
     return base
-
-
-def toml(raw: dict) -> str:
-    """Write a configuration: the little of TOML that it takes."""
-
-    def value(one) -> str:
-        if isinstance(one, dict):
-            return "{ " + ", ".join(f"{name} = {value(inner)}" for name, inner in one.items()) + " }"
-        if isinstance(one, list):
-            return "[" + ", ".join(map(value, one)) + "]"
-        return json.dumps(one)
-
-    return "".join(
-        f"[{section}]\n" + "".join(f"{name} = {value(one)}\n" for name, one in values.items())
-        for section, values in raw.items()
-    )
 
 
 def rows_of(model: ClickModel) -> dict[str, tuple[bytes, bytes]]:

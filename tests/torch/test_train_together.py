@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 
 import shoal  # noqa: E402
+from click_config import ADAGRAD, click_config  # noqa: E402
 from cluster_fakes import TIMEOUT  # noqa: E402
 from cluster_standin import cluster  # noqa: E402
 from shoal.cluster.launch import local_cluster  # noqa: E402
@@ -48,27 +49,14 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rows.append(f"{int(random.random() < 1 / (1 + np.exp(-margin)))},{user},{ad},{price:.3f}")
         (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
     (folder / "ctr.toml").write_text(
-        f"""\
-[data]
-data = ["{folder}/train.csv"]
-valid = ["{folder}/valid.csv"]
-format = "csv"
-label = "click"
-categorical = ["user", "ad"]
-numeric = ["price"]
-dense = ["price"]
-group = "user"
-[model]
-name = "deepfm"
-dim = 4
-hidden = [8]
-[tables]
-optimizer = {{ name = "Adagrad", lr = 0.1 }}
-[train]
-batch_size = {BATCH // 2}
-seed = 3
-epochs = 2
-"""
+        click_config(
+            folder / "train.csv",
+            folder / "valid.csv",
+            price=True,
+            data={"group": "user"},
+            tables=ADAGRAD,
+            train={"batch_size": BATCH // 2, "seed": 3, "epochs": 2},
+        )
     )
     return folder
 
