@@ -5,8 +5,8 @@
     of a run       TrainConfig: the sections of a file that shoal train reads
 
 A name is the same in Python, in a TOML file, and, with dashes, as an option of the command line. Sizes, rules and
-addresses are text here; whoever uses them reads them. A launcher passes a configuration to a child as one JSON object
-(`Config.to_json`, `Config.from_json`). ``docs/settings.md`` is made from this file.
+addresses are text here; whoever uses them reads them. A launcher passes a configuration to a child as one JSON object.
+``docs/settings.md`` is made from this file.
 
 Over 600 lines: a newcomer looks for a setting in one place.
 
@@ -29,7 +29,6 @@ File = Annotated[str, Setting(metavar="FILE")]
 Address = Annotated[str, Setting(metavar="ADDRESS")]
 Name = Annotated[str, Setting(metavar="NAME")]
 Words = Annotated[tuple[str, ...], Setting(metavar="A,B,...")]
-Rule = Annotated[str, Setting(metavar="RULE")]
 
 CTR = Setting(models=("ctr",), is_option=False)  # of click models alone, in files
 LINEAR = Setting(models=("lr", "fm"))
@@ -90,7 +89,6 @@ LogFormat = Annotated[
     Setting(variable="SHOAL_LOG_FORMAT"),
 ]
 
-PLAIN_FORMATS = ("libsvm", "libffm", "vw", "criteo")  # formats without options for columns
 COLUMN_FORMATS = ("csv", "tsv", "parquet")
 
 Format = Annotated[

@@ -109,6 +109,15 @@ class ASP(Consistency):
     mode: ClassVar[str] = "asp"
 
 
+def as_consistency(given: Consistency | str) -> Consistency:
+    """Return a consistency that is given as such, or as its text."""
+    if isinstance(given, str):
+        return parse_consistency(given)
+    if not isinstance(given, Consistency):
+        raise TypeError(f"consistency is one of BSP(), SSP(staleness) and ASP(), got {given!r}")
+    return given
+
+
 def parse_consistency(text: str) -> Consistency:
     """Read bsp, ssp:4 or asp, in any case; ValueError if it is none of them.
 

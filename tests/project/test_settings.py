@@ -4,12 +4,13 @@ import re
 import tomllib
 from typing import Annotated, Literal
 
+import msgspec
 import pytest
 
 import settings_page
 from shoal.base.settings import Config, Setting, fields, read, to_toml
 from shoal.config import ClusterConfig, ConnectConfig, SchedulerConfig, ServerConfig, TrainConfig
-from shoal.consistency import ASP, BSP, SSP, parse_consistency
+from shoal.consistency import ASP, BSP, SSP, as_consistency, parse_consistency
 
 
 class Reader(Config, frozen=True, kw_only=True):
@@ -91,7 +92,7 @@ def test_toml_has_every_setting_of_a_file_and_gives_the_same_configuration():
     ],
 )
 def test_a_child_gets_the_configuration_of_its_launcher_as_one_object(config):
-    assert type(config).from_json(config.to_json()) == config
+    assert msgspec.json.decode(msgspec.json.encode(config), type=type(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,9 @@ def test_text_that_is_no_rule_is_refused_where_it_is_given(kind, given, says):
 
 
 def test_a_consistency_has_one_spelling_in_any_case():
+    assert (as_consistency("Ssp:2"), as_consistency(ASP())) == (SSP(2), ASP())
+    with pytest.raises(TypeError, match="consistency is one of"):
+        as_consistency(2)
     assert [parse_consistency(text) for text in ("bsp", "BSP", "SSP:2", "ssp:2", "asp", "Asp")] == [
         BSP(),
         BSP(),

@@ -24,7 +24,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Struct
@@ -196,15 +196,6 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found = field.checked(value)
             if found is not value:
                 msgspec.structs.force_setattr(self, field.name, found)
-
-    def to_json(self) -> str:
-        """Return the configuration as one JSON object, as `from_json` reads it."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` has written."""
-        return read(cls, msgspec.json.decode(text))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.base.scalars import make_plain
-from shoal.consistency import BSP, Consistency
+from shoal.consistency import BSP, Consistency, as_consistency
 from shoal.storage.roots import StorageRoots
 
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -40,7 +40,7 @@ class ShoalConfig:
         Limit for the rows of all servers together, in bytes.
     slots : int
         Slots of the hash space.
-    consistency : Consistency
+    consistency : Consistency or str
         The default of :func:`shoal.ray.store`.
     placement : str, optional
         Ray's placement strategy of the servers. Default: ``"STRICT_SPREAD"`` if there is a node for each server (with
@@ -79,7 +79,7 @@ class ShoalConfig:
     resources_per_server: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     memory: int | str | None = None
     slots: int = 1024
-    consistency: Consistency = field(default_factory=BSP)
+    consistency: Consistency | str = field(default_factory=BSP)
     placement: str | None = None
     copy_rate: int | None = None
     heartbeat: float = 2.0
@@ -108,8 +108,7 @@ class ShoalConfig:
             )
         if self.placement is not None and self.placement not in PLACEMENTS:
             raise ValueError(f"placement is one of {', '.join(PLACEMENTS)} or None, got {self.placement!r}")
-        if not isinstance(self.consistency, Consistency):
-            raise TypeError(f"consistency is one of BSP(), SSP(staleness) and ASP(), got {self.consistency!r}")
+        object.__setattr__(self, "consistency", as_consistency(self.consistency))
         if not 0 < self.timeout < 1e9:
             raise ValueError(f"timeout must be a number of seconds above 0, got {self.timeout!r}")
         wrong = {name: amount for name, amount in self.resources_per_server.items() if not amount >= 0}

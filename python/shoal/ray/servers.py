@@ -37,6 +37,7 @@ from shoal.cluster.launch.workers import Emit, Workers
 from shoal.cluster.protocol.address import is_loopback, join_address
 from shoal.cluster.protocol.curve import make_keys
 from shoal.config import SchedulerConfig, ServerConfig
+from shoal.consistency import as_consistency
 from shoal.errors import DeadlineExceededError
 from shoal.ray.actors import METHODS, ActorProcess, ProgramActor, RoleActor
 from shoal.ray.config import ShoalConfig
@@ -94,7 +95,9 @@ class RayCluster(Supervisor):
             self.stop()
             raise
         keys = None if self.curve is None else read_keys(self.curve, "worker")
-        self.connection = Connection(self.address, keys, config.consistency, config.timeout, config.shared_storage)
+        self.connection = Connection(
+            self.address, keys, as_consistency(config.consistency), config.timeout, config.shared_storage
+        )
 
     def _make_keys(self, nodes: list[dict[str, Any]]) -> str | None:
         if self.config.insecure:

@@ -129,7 +129,7 @@ def running(servers: int = 1, *, timeout: float = 60.0, **settings: Any) -> Iter
 def launch(
     servers: int = 1,
     *,
-    consistency: Consistency = _BSP,
+    consistency: Consistency | str = _BSP,
     threads: int | None = None,
     server_threads: int = 1,
     memory: int | str | None = None,
@@ -152,7 +152,7 @@ def launch(
     ----------
     servers : int
         Number of server processes.
-    consistency : Consistency
+    consistency : Consistency or str
     threads : int, optional
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
     server_threads : int

@@ -67,7 +67,7 @@ from shoal.cluster.worker.remote_load import RemoteLoadTarget
 from shoal.cluster.worker.remote_shard import NO_DELTAS, RemoteShard, UnsynchronizedSnapshot
 from shoal.cluster.worker.requests import Requests
 from shoal.cluster.worker.save import ServerSnapshotSet
-from shoal.consistency import Consistency
+from shoal.consistency import Consistency, as_consistency
 from shoal.errors import ClusterChangedError, DeadlineExceededError, ProtocolError, ShoalError
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
@@ -93,7 +93,7 @@ class ClusterStore(ConnectedStore):
         self,
         address: str,
         *,
-        consistency: Consistency,
+        consistency: Consistency | str,
         workers: int | tuple[int, int] | None,
         rank: int | None,
         timeout: float,
@@ -115,7 +115,7 @@ class ClusterStore(ConnectedStore):
         self._cached: dict[str, CachedShard] = {}  # by the table's name
         self._saved_bytes: dict[str, float] = {}  # by the filters of each table
         self._shared_storage = shared_storage
-        self._consistency = consistency
+        self._consistency = as_consistency(consistency)
         self._workers_wanted, self._most_workers = workers if isinstance(workers, tuple) else (workers, 0)
         self._wanted_rank = rank
         self._gone: set[tuple[int, int]] = set()  # workers that were declared dead: job and rank
@@ -141,8 +141,6 @@ class ClusterStore(ConnectedStore):
             if not isinstance(table, str):
                 raise TypeError(f"filters are given for each table's name, got {table!r}")
             table.encode()  # raises a ValueError for a name that no table can have
-        if not isinstance(self._consistency, Consistency):
-            raise TypeError(f"consistency is one of BSP(), SSP(staleness) and ASP(), got {self._consistency!r}")
         for table in self._cache if isinstance(self._cache, dict) else [""]:
             cache = choose_cache(self._cache, table)
             if cache is not None:

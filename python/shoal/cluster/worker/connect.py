@@ -33,7 +33,7 @@ def connect(
     address: str | None = None,
     *,
     job: str | None = None,
-    consistency: Consistency = ...,
+    consistency: Consistency | str = ...,
     workers: int | tuple[int, int] | None = None,
     rank: int | None = None,
     timeout: float = 60.0,
@@ -65,7 +65,7 @@ def connect(
     address: str | None = None,
     *,
     job: str | None = None,
-    consistency: Consistency = _BSP,
+    consistency: Consistency | str = _BSP,
     workers: int | tuple[int, int] | None = None,
     rank: int | None = None,
     timeout: float = 60.0,
@@ -92,9 +92,9 @@ def connect(
         cluster at the same time, each with its own workers, ranks, clocks and consistency, on tables of their own or on
         the same ones (``docs/cluster.md``). The first worker that passes a name begins the job, and the name is free
         again when its last worker has left. Default: the job without a name.
-    consistency : Consistency
-        What a pull may see of other workers' pushes: ``shoal.BSP()``, ``shoal.SSP(staleness)`` or ``shoal.ASP()``; the
-        same for all workers of the job.
+    consistency : Consistency or str
+        What a pull may see of other workers' pushes: ``shoal.BSP()``, ``shoal.SSP(staleness)`` or ``shoal.ASP()``,
+        or ``"ssp:4"`` as on the command line; the same for all workers of the job.
     workers : int or (int, int), optional
         Number of workers of the job, the same for all; default: from the environment (``docs/cluster.md``), or from the
         scheduler. A named job needs one number, or the environment's. A pair is the least and the greatest number,
