@@ -397,7 +397,7 @@ def test_nobody_there_and_somebody_missing_are_told_apart(made):
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
-        ({"consistency": "bsp"}, TypeError, "BSP"),
+        ({"consistency": "bps"}, ValueError, "write bsp, ssp:N"),
         ({"timeout": 0}, ValueError, "timeout"),
         ({"timeout": "1"}, ValueError, "timeout"),
         ({"threads": 0}, ValueError, "threads"),

@@ -130,7 +130,8 @@ def test_every_block_of_a_page_runs_in_its_order(name, data, programs, tmp_path)
         "OMP_NUM_THREADS": "1",
     }
     if name in SELF_CONTAINED:
-        env["PYTHONPATH"] = str(programs)  # of its sitecustomize; started, not forked
+        # Of its sitecustomize; started, not forked.
+        env["PYTHONPATH"] = os.pathsep.join([str(programs), *filter(None, [os.environ.get("PYTHONPATH")])])
     with held:
         done = subprocess.run(
             [sys.executable, "-W", "error", SUPPORT / "documents.py", page],

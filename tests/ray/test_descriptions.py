@@ -61,7 +61,7 @@ def test_a_wrong_description_is_refused(wrong, says):
 
 def test_a_consistency_is_one_of_the_three():
     with pytest.raises(TypeError, match="consistency is one of"):
-        shoal.ray.ShoalConfig(consistency="bsp")
+        shoal.ray.ShoalConfig(consistency=1)
 
 
 def test_the_keys_of_a_role_are_sent_without_those_of_others(tmp_path):
