@@ -415,7 +415,7 @@ def test_a_table_of_an_export_answers_reads_by_key_and_refuses_the_rest(tmp_path
             lambda: table.digest(),
             lambda: table.decay(0.5),
             lambda: table.stats(),
-            lambda: table.forecast(shoal.MinNorm(0.1)),
+            lambda: table.sweep(shoal.MinNorm(0.1), dry_run=True),
             lambda: table.shard,
         ]
         for call in refused:

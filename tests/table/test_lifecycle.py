@@ -334,7 +334,7 @@ def test_a_forecast_drops_nothing_and_tells_the_thresholds():
         for _ in range(8):
             store.tick()
         push(table, new)
-        forecast = table.forecast()
+        forecast = table.sweep(dry_run=True)
         assert len(table) == 4000
         assert [dropped.rows for dropped in forecast.dropped] == [1000, 0]
         # Old rows have 2 * 2**-8 points each, new ones 1.
@@ -343,14 +343,14 @@ def test_a_forecast_drops_nothing_and_tells_the_thresholds():
         assert by_clocks == {1: 1000, 3: 1000, 7: 1000, 15: 0}
         by_floor = {dropped.rule.floor: dropped.rows for dropped in forecast.thresholds[1]}
         assert by_floor == {2.0**-k: 1000 for k in range(6, -1, -1)} | {2.0: 4000}
-        assert table.forecast(shoal.TimeToLive(7), shoal.MinNorm(1e9)).dropped[1].rows == 3000
+        assert table.sweep(shoal.TimeToLive(7), shoal.MinNorm(1e9), dry_run=True).dropped[1].rows == 3000
         assert "of recent impressions" in str(forecast)
         with pytest.raises(ValueError, match="keep no count"):
-            table.forecast(shoal.MaxRows(10, keep="frequent"))
+            table.sweep(shoal.MaxRows(10, keep="frequent"), dry_run=True)
         with pytest.raises(ValueError, match=r"decay by 0\.5"):
-            table.forecast(shoal.DecayedScore(0.25, floor=1e-3))
+            table.sweep(shoal.DecayedScore(0.25, floor=1e-3), dry_run=True)
         with pytest.raises(TypeError, match="TimeToLive"):
-            table.forecast(3)
+            table.sweep(3, dry_run=True)
         assert store.sweep().rows_dropped == 1000
 
 
@@ -363,10 +363,10 @@ def test_the_share_of_a_time_to_live_is_what_came_back_later_than_that():
             push(table, often)
             store.tick()
         push(table, seldom)  # after six clocks: the rule would have given these up
-        assert table.forecast().dropped[0].share == pytest.approx(10 / (20 + 6 * 30))
-        assert math.isnan(store.table("other", expire=shoal.TimeToLive(3)).forecast().dropped[0].share)
+        assert table.sweep(dry_run=True).dropped[0].share == pytest.approx(10 / (20 + 6 * 30))
+        assert math.isnan(store.table("other", expire=shoal.TimeToLive(3)).sweep(dry_run=True).dropped[0].share)
         store.sweep()
-        assert math.isnan(table.forecast().dropped[0].share)  # counted anew
+        assert math.isnan(table.sweep(dry_run=True).dropped[0].share)  # counted anew
 
 
 def test_rules_answer_for_rows_of_every_optimizer():
@@ -387,13 +387,13 @@ def test_rules_answer_for_rows_of_every_optimizer():
                 push(table, keys[:200])
                 push(table, keys)
                 assert len(table) == 200
-                assert [dropped.rows for dropped in table.forecast().dropped] == [0, 0, 0]
+                assert [dropped.rows for dropped in table.sweep(dry_run=True).dropped] == [0, 0, 0]
                 store.tick()
                 store.tick()
-                assert [dropped.rows for dropped in table.forecast().dropped] == [0, 200, 0]
+                assert [dropped.rows for dropped in table.sweep(dry_run=True).dropped] == [0, 200, 0]
                 norms = np.linalg.norm(table.pull(keys[:200]).astype(np.float64), axis=1)
                 floor = float(np.median(norms))
-                assert table.forecast(shoal.MinNorm(floor)).dropped[0].rows == np.sum(norms < floor)
+                assert table.sweep(shoal.MinNorm(floor), dry_run=True).dropped[0].rows == np.sum(norms < floor)
 
 
 # --- the memory budget --------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def _forecast(directory: StorageDir, rules: Sequence[str]) -> tuple[dict[str, An
         store.load(directory)
         for name, table in store.tables.items():
             try:
-                found = table.forecast(*map(parse_expiry, rules))
+                found = table.sweep(*map(parse_expiry, rules), dry_run=True)
             except ValueError as error:
                 facts[name] = None
                 lines.append(f"forecast of table {name!r}: {error}")

@@ -6,7 +6,7 @@ Threads: any number; a row is never read half written.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -905,19 +905,21 @@ class Table:
             tier=tier,
         )
 
-    def forecast(self, *rules: Expiry) -> TableSweep:
-        """Report the rows that expiry rules would drop now, without dropping them.
+    def sweep(self, *rules: Expiry, dry_run: bool = False) -> TableSweep:
+        """Drop the rows that expiry rules select, as :meth:`shoal.Store.sweep` does in all tables.
 
         Parameters
         ----------
         *rules : Expiry
             Rules that use only metadata kept in the rows; default: those of the table.
+        dry_run : bool
+            Whether only to report what would be dropped.
 
         Returns
         -------
         TableSweep
-            How many rows each rule would drop, their share of recent occurrences (`shoal.lifecycle.Dropped` defines
-            "recent"), and the same at other thresholds.
+            How many rows each rule drops, their share of recent occurrences (`shoal.lifecycle.Dropped` defines
+            "recent"); of a dry run also the same at other thresholds.
 
         Raises
         ------
@@ -933,14 +935,10 @@ class Table:
         ...     for _ in range(20):
         ...         store.tick()
         ...     table.push(np.array([9], np.uint64), np.ones(1, np.float32)).result()
-        ...     print(table.forecast().dropped[0].rows)
+        ...     print(table.sweep(dry_run=True).dropped[0].rows)
         1
         """
-        return self.sweep(rules, dry_run=True)
-
-    def sweep(self, rules: Sequence[Expiry] = (), *, dry_run: bool) -> TableSweep:
-        """Sweep this table alone: see :meth:`shoal.Store.sweep` and :meth:`forecast`."""
-        chosen = tuple(rules) or self.spec.expire
+        chosen = rules or self.spec.expire
         for rule in chosen:
             if not isinstance(rule, Expiry):
                 raise TypeError(f"table {self.name!r} is swept by rules such as shoal.TimeToLive(9), got {rule!r}")
