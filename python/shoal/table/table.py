@@ -260,7 +260,7 @@ class Table:
         Returns
         -------
         Future
-            ``result()`` returns once the push is applied.
+            ``result()`` returns once the push is applied, under BSP once all its servers keep it for its clock's end.
 
         Notes
         -----
