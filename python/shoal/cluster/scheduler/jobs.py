@@ -73,11 +73,6 @@ class Jobs:
     def _worker(self, sender: bytes) -> WorkerPeer:
         return cast(WorkerPeer, self._peers.known[sender])
 
-    def incarnations(self, line: JobLine) -> dict[int, int]:
-        """Return the incarnations of the members of a job, by rank."""
-        members = line.job.members if line.job is not None else {}
-        return {rank: self._worker(sender).incarnation for rank, sender in members.items()}
-
     def _is_known(self, worker: WorkerPeer) -> bool:
         return worker.sender in self._peers.known
 
@@ -292,12 +287,12 @@ class Jobs:
         after = line.continuation
         if len(line.forming) < max(wants.workers or 0, after.expected if after is not None else 0):
             return
-        members = _assign_ranks(line.forming)
+        members = line.assign_ranks()
         line.forming = {}
         workers = [self._worker(sender) for sender in members.values()]
         for rank, worker in zip(members, workers, strict=True):
             worker.rank = rank
-            worker.incarnation = _raise_incarnation(line, rank)
+            worker.incarnation = line.raise_incarnation(rank)
             worker.waiting[worker.join] = "the servers to start the job"
         line.job = job = Job(
             number=state.draw(32) or 1, name=line.name, consistency=wants.rules, size=len(members), members=members
@@ -334,7 +329,7 @@ class Jobs:
 
     def _admit(self, line: JobLine, job: Job, rank: int, worker: WorkerPeer) -> Operation:
         clock = max(done.result for done in (yield Hold(self._number(job))))
-        worker.incarnation = _raise_incarnation(line, rank)
+        worker.incarnation = line.raise_incarnation(rank)
         yield Admit(rank, worker.incarnation, clock, self._number(job))
         self._admitting.discard(line.name)
         if self._is_known(worker):
@@ -355,10 +350,10 @@ class Jobs:
         gone = job.vacant[rank]  # until it is taken: no barrier is passed without its rank
         clock = gone.clock if job.consistency.mode == "bsp" else gone.least
         aside = job.size
-        placeholder = _raise_incarnation(line, aside)
+        placeholder = line.raise_incarnation(aside)
         yield Admit(aside, placeholder, clock, self._number(job))
         yield Dismiss(rank, gone.incarnation, clock, gone.tables, self._number(job))
-        worker.incarnation = _raise_incarnation(line, rank)
+        worker.incarnation = line.raise_incarnation(rank)
         yield Admit(rank, worker.incarnation, clock, self._number(job))
         yield Dismiss(aside, placeholder, clock, (), self._number(job))
         self._admitting.discard(line.name)
@@ -583,19 +578,6 @@ class Jobs:
         if job is None or not job.has(worker):
             return ErrorReply("protocol", f"{worker} has left the job and requested data")
         return take_split(job, worker, take, self._state.now)
-
-
-def _assign_ranks(forming: dict[bytes, int | None]) -> dict[int, bytes]:
-    """Return workers by rank: those that asked for none get the remaining ones, in the order of their arrival."""
-    placed = {rank: sender for sender, rank in forming.items() if rank is not None}
-    free = (rank for rank in range(len(forming)) if rank not in placed)
-    placed |= {next(free): sender for sender, rank in forming.items() if rank is None}
-    return dict(sorted(placed.items()))
-
-
-def _raise_incarnation(line: JobLine, rank: int) -> int:
-    line.incarnations[rank] = line.incarnations.get(rank, 0) + 1
-    return line.incarnations[rank]
 
 
 def _disagreement(job: str, worker: WorkerPeer, numbers: tuple[int, int], rules: JobConsistency) -> str:

@@ -491,7 +491,9 @@ class Membership:
     @property
     def workers(self) -> dict[int, int]:
         """The incarnations of the default job's workers, by rank."""
-        return self._jobs.incarnations(self.state.jobs[""])
+        job, peers = self.state.jobs[""].job, self.state.peers.values()
+        members = [peer for peer in peers if isinstance(peer, WorkerPeer) and job is not None and job.has(peer)]
+        return {worker.rank: worker.incarnation for worker in members}
 
     @property
     def num_workers(self) -> int:

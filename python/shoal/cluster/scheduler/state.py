@@ -302,6 +302,18 @@ class JobLine(_State):
         """Its job in messages."""
         return f"job {self.name!r}" if self.name else "the job"
 
+    def raise_incarnation(self, rank: int) -> int:
+        """Return the number of the next worker of a rank."""
+        self.incarnations[rank] = self.incarnations.get(rank, 0) + 1
+        return self.incarnations[rank]
+
+    def assign_ranks(self) -> dict[int, bytes]:
+        """Return the next job's workers by rank; who asked for none gets a remaining one, in the order of arrival."""
+        placed = {rank: sender for sender, rank in self.forming.items() if rank is not None}
+        free = (rank for rank in range(len(self.forming)) if rank not in placed)
+        placed |= {next(free): sender for sender, rank in self.forming.items() if rank is None}
+        return dict(sorted(placed.items()))
+
     @property
     def outcome(self) -> Outcome:
         """Of the last job whose number of workers may change; see `.StatusReply`."""
