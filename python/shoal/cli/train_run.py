@@ -348,12 +348,11 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
     check_learned(model.examples, train, interrupted)
     (extra, facts), (more, filters) = solver_summary(model), filter_summary(model.store)
     facts = {"worker": rank, "interrupted": interrupted is not None, **fit_facts(model), **facts, **filters}
-    lines = [*pass_lines(model), *extra, *more]
     if rank != 0:
         check_saver(model.store)
         if interrupted is not None:
             warn(f"interrupted after {counted(model.examples, 'example')}; worker 0 saves the model")
-        lines.append(f"{'model':<12} worker 0 of {workers} saves it")
+        lines = [*pass_lines(model), *extra, *more, f"{'model':<12} worker 0 of {workers} saves it"]
         return Answer("\n".join(lines), {"model": None, "names": None, **facts}, exit_status(interrupted))
     if over and (has_dense or _is_complete(options)):
         return finished_already(model, target)
@@ -379,7 +378,8 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
     elif interrupted:
         warn(f"{text}; --resume continues from the checkpoint in {target}")
     described, told = model_summary(model)
-    lines += [*described, *name_lines(whole), f"{'model':<12} {target}"]
+    saved = f"{'model':<12} {target}"
+    lines = [*pass_lines(model), *extra, *more, *described, *name_lines(whole), saved]
     facts |= {"model": str(target), "names": count_names(whole), "interrupted": interrupted is not None, **told}
     return Answer("\n".join(lines), facts, exit_status(stopped()))
 

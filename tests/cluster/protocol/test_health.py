@@ -226,9 +226,8 @@ def test_a_port_in_use_and_what_is_no_port_are_refused(health, capsys):
     for text in ("", "x", "a:b:c", "99999"):
         with pytest.raises(ValueError, match="is neither PORT nor HOST:PORT"):
             parse_listen(text)
-    with pytest.raises(SystemExit):
-        main(["server", "--metrics-port", "x"])
-    assert "'x' is neither PORT nor HOST:PORT" in capsys.readouterr().err
+    assert main(["server", "--metrics-port", "x"]) == 2
+    assert "--metrics-port: 'x' is neither PORT nor HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_scheduler_is_ready_when_all_servers_have_joined_and_none_is_lost():
