@@ -172,7 +172,7 @@ class AllReduced(Alone):
                 meeting, place = open_meeting(self._store, _JOIN_SECONDS)
             answer = coordinator.exchange(place.encode()).messages[0]
             if meeting is None:
-                meeting = enter_meeting(self._store, (answer or b"").decode(), _JOIN_SECONDS)
+                meeting = enter_meeting(self._store, (answer or b"").decode(), _JOIN_SECONDS, self._check_lost)
             self._group = GlooGroup(self._store, meeting, _JOIN_SECONDS, _STEP_SECONDS)
         except (RuntimeError, ValueError) as error:
             raise ShoalError(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from shoal.store.base import Store
 
 _CHECK_SECONDS = 0.5  # between two calls of `check`
+_ATTEMPT_SECONDS = 2.0  # of one attempt to enter, in which nothing else is seen
 
 _torch: Any = dist  # whose stubs lack some names
 
@@ -34,10 +36,24 @@ def open_meeting(store: Store, seconds: float) -> tuple[Any, str]:
     return meeting, f"{store.host} {meeting.port}"
 
 
-def enter_meeting(store: Store, place: str, seconds: float) -> Any:
-    """Enter the place that another worker has opened. RuntimeError: it cannot be reached; ValueError: it is none."""
+def enter_meeting(store: Store, place: str, seconds: float, check: Callable[[], None]) -> Any:
+    """Enter the place that another worker has opened; ``check`` raises an error to give that up.
+
+    RuntimeError: it cannot be reached; ValueError: it is none.
+    """
     host, _, port = place.rpartition(" ")
-    return _torch.TCPStore(host, int(port), store.num_workers, timeout=datetime.timedelta(seconds=seconds))
+    deadline = time.monotonic() + seconds
+    attempt = datetime.timedelta(seconds=_ATTEMPT_SECONDS)
+    while True:
+        check()
+        try:
+            meeting = _torch.TCPStore(host, int(port), store.num_workers, timeout=attempt, wait_for_workers=False)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            meeting.set_timeout(datetime.timedelta(seconds=seconds))
+            return meeting
 
 
 class GlooGroup:
