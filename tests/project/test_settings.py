@@ -34,8 +34,8 @@ class Job(Config, frozen=True, kw_only=True):
     ("given", "error", "says"),
     [
         ({"threads": 0}, ValueError, "threads is 0: pass 1 or more"),
-        ({"threads": 1.5}, TypeError, "threads is 1.5: pass 1 or more"),
-        ({"threads": True}, TypeError, "threads is True: pass 1 or more"),
+        ({"threads": 1.5}, TypeError, "threads is 1.5: pass a whole number, 1 or more"),
+        ({"threads": True}, TypeError, "threads is True: pass a whole number, 1 or more"),
         ({"share": 0}, ValueError, "share is 0.0: pass a number above 0"),
         ({"share": float("nan")}, ValueError, "share is nan: pass a number above 0"),
         ({"on_error": "skp"}, ValueError, "on_error is 'skp': did you mean 'skip'? It is one of raise, skip"),
@@ -53,7 +53,7 @@ def test_a_constructor_names_the_value_that_is_wrong_and_what_to_pass(given, err
     [
         ({"output": "m", "reader": {"thread": 2}}, "[reader] has no key 'thread': did you mean 'threads'? There are "),
         ({"output": "m", "reader": {"threads": 0}}, "[reader] threads is 0: pass 1 or more"),
-        ({"output": "m", "reader": {"threads": "2"}}, "[reader] threads is '2': pass 1 or more"),
+        ({"output": "m", "reader": {"threads": "2"}}, "[reader] threads is '2': pass a whole number, 1 or more"),
         ({"output": "m", "reader": 2}, "[reader] is 2: it must be a section"),
         ({"reader": {}}, "the configuration has no output: directory of the model"),
     ],

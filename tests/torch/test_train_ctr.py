@@ -344,7 +344,7 @@ def test_damage_is_named(clicks, tmp_path):
     [
         ("trains", {}, r"no key 'trains': did you mean 'train'"),
         ("train", {"epoch": 3}, r"\[train\] has no key 'epoch': did you mean 'epochs'"),
-        ("train", {"epochs": "3"}, r"\[train\] epochs is '3': pass 1 or more"),
+        ("train", {"epochs": "3"}, r"\[train\] epochs is '3': pass a whole number, 1 or more"),
         ("train", {"batch_size": 0}, r"\[train\] batch_size is 0: pass 1 or more"),
         ("train", {"optimizer": {"name": "Adan"}}, r"\[train\] optimizer has no kind 'Adan': did you mean 'Adam"),
         ("train", {"optimizer": {"name": "Adam", "rate": 1}}, r"\[train\] optimizer Adam has no key 'rate'"),

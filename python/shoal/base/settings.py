@@ -155,7 +155,8 @@ class Field(Struct, frozen=True):
             if isinstance(value, Mapping) and dict in self.kinds:
                 return dict(value)
             what = " or ".join(_KINDS[kind] for kind in self.kinds)
-            raise TypeError(f"{self.name} is {value!r:.80}: pass {self.setting.bounds() or what}")
+            bounds = f", {self.setting.bounds()}" if self.setting.bounds() else ""
+            raise TypeError(f"{self.name} is {value!r:.80}: pass {what}{bounds}")
         setting = self.setting
         if type(value) in (int, float) and not (
             (setting.ge is None or value >= setting.ge)
@@ -276,6 +277,12 @@ def read(kind: type[C], given: Mapping[str, Any], where: str = "") -> C:
         A key is unknown, or a value is wrong: the message has the section, and the nearest known key.
     """
     known = {field.name: field for field in fields(kind)}
+    for name in given.keys() - known.keys():
+        for field in known.values():
+            if field.section is not None and name in [inner.name for inner in fields(field.section)]:
+                raise ValueError(
+                    f"{where or 'the configuration'} has no key {name!r}: did you mean {field.name}.{name}?"
+                )
     check_names(given, known, where or "the configuration")
     values: dict[str, Any] = {}
     for name, value in given.items():
@@ -312,7 +319,7 @@ def read_file(file: str) -> dict[str, Any]:
         with open(file, "rb") as opened:
             return tomllib.load(opened)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: {error}") from None
+        raise ValueError(f"{file} is not TOML: {error}") from None
 
 
 def to_toml(config: Config) -> str:
