@@ -17,9 +17,12 @@ from paths import GOLDEN
 from places import cut_connection, object_store
 from ray_nodes import RayNodes, ray_nodes
 
-# A shell's background jobs start with Ctrl-C ignored, and so would what the tests start: they send it to themselves.
+# A shell's background jobs start with Ctrl-C ignored, those of nohup with SIGHUP; so would what the tests start, which
+# send them to themselves.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Without it boto asks for credentials at the address of a cloud's machines, and waits seconds for an answer.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"

@@ -104,7 +104,7 @@ def test_a_fork_that_may_start_others_forks_them_too():
 
 
 def test_a_supervised_program_is_a_fork_as_well():
-    words = [sys.executable, "-I", "-S", fork_server.SUPERVISOR, str(os.getpid()), sys.executable, "-c", IS_FORK]
+    words = [sys.executable, "-I", "-S", fork_server.GUARD, str(os.getpid()), sys.executable, "-c", IS_FORK]
     assert reported(*words[1:]) == (0, "True\n", [])
 
 

@@ -236,7 +236,7 @@ def test_the_commands_of_the_pods_train_a_model_while_pods_are_evicted_and_kille
         bind = [] if cluster.pods["scheduler"].option("bind") else [f"--bind={cluster.address}"]
         scheduler = cluster.start("scheduler", 0, *bind)
         servers = [cluster.start("server", index) for index in range(cluster.pods["server"].count)]
-        many = ["--epochs=6", "--examples=8000", "--split-bytes=500000"]
+        many = ["--epochs=15", "--examples=8000", "--split-bytes=500000"]
         workers = [cluster.start("worker", index, *many) for index in range(cluster.pods["worker"].count)]
         cluster.wait_until(
             lambda status: len(status.workers) == len(workers) and all(worker.clock for worker in status.workers)

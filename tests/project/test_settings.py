@@ -67,6 +67,8 @@ def test_values_are_kept_in_the_type_of_their_field(tmp_path):
     reader = Reader(share=1, columns=["a", "b"])
     assert (reader.share, type(reader.share), reader.columns) == (1.0, float, ("a", "b"))
     assert SchedulerConfig(bind="tcp://a:1", journal=tmp_path).journal == str(tmp_path)
+    for port in (9100, "0.0.0.0:9100"):
+        assert SchedulerConfig(bind="tcp://a:1", metrics_port=port).metrics_port == port
 
 
 def test_toml_has_every_setting_of_a_file_and_gives_the_same_configuration():

@@ -70,7 +70,7 @@ def run(
         if config.metrics_port is not None:
             from shoal.cluster.protocol.health import HealthServer, parse_listen
 
-            health = ended.enter_context(HealthServer(parse_listen(str(config.metrics_port))))
+            health = ended.enter_context(HealthServer(parse_listen(config.metrics_port)))
             say(f"probes are answered at {health.address}")
         joined = Joined(process=process_name(), pid=os.getpid(), probes="" if health is None else health.address)
         if isinstance(config, SchedulerConfig):

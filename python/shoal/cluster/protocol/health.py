@@ -62,14 +62,15 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _REQUEST_SECONDS = 5.0  # for a client to send its request, and again to receive the reply
 
 
-def parse_listen(text: str) -> str:
+def parse_listen(place: int | str) -> str:
     """Return the address that a port or HOST:PORT stands for; a port alone is one of the loopback interface.
 
     Examples
     --------
-    >>> parse_listen("9100"), parse_listen("0.0.0.0:9100")
+    >>> parse_listen(9100), parse_listen("0.0.0.0:9100")
     ('tcp://127.0.0.1:9100', 'tcp://0.0.0.0:9100')
     """
+    text = str(place)
     address = f"tcp://{text}" if ":" in text else f"tcp://127.0.0.1:{text}"
     try:
         split(address, wildcard=True)
