@@ -309,7 +309,8 @@ def test_a_flood_of_messages_does_not_hide_that_a_worker_is_dead(monkeypatch):
     with scheduler(1) as cluster, FakeServer(cluster.address):
         link = SchedulerClient(cluster.address, "worker", about="a worker\n\x1b[31mthat paints")
         link.join(Join(rules=JobConsistency.of(shoal.BSP())), TIMEOUT)
-        assert "(a worker??[31mthat paints)" in str(list(cluster.membership.state.peers.values())[-1])
+        known = list(cluster.membership.state.peers.values())
+        assert any("(a worker??[31mthat paints)" in str(peer) for peer in known)
         link.close()
         running = cluster.membership
         running.settings = msgspec.structs.replace(running.settings, heartbeat=0.1)  # how often it looks
