@@ -18,7 +18,7 @@ from shoal import CorruptionError, _core, _reader
 from shoal.data import FeatureNames
 from shoal.data.readers import READERS
 from shoal.data.spelling import encoded, joined, of_column, text_at
-from shoal.storage.checksummed_json import encode_checksummed, write_checksummed
+from shoal.storage.checksummed_json import encode_checksummed
 from tiers import long_but
 
 
@@ -409,7 +409,7 @@ def test_damaged_names_are_named(tmp_path):
         b'{"limit":3,"names":{"x":"y"}}',
         b'{"format":"shoal feature names","version":2,"limit":1,"names":{}}',
     ):
-        write_checksummed(path, body)
+        path.write_bytes(encode_checksummed(body))
         with pytest.raises(CorruptionError, match=r"names\.json"):
             FeatureNames.load(path)
 
@@ -417,10 +417,10 @@ def test_damaged_names_are_named(tmp_path):
 def test_names_of_version_1_are_read(tmp_path):
     path = tmp_path / "names.json"
     body = '{"format":"shoal feature names","version":1,"limit":5,"names":{"18446744073709551615":"é=1","0":"site=a"}}'
-    write_checksummed(path, body.encode())
+    path.write_bytes(encode_checksummed(body.encode()))
     names = FeatureNames.load(path)
     assert (dict(names), names.limit) == ({2**64 - 1: "é=1", 0: "site=a"}, 5)
-    write_checksummed(path, body.replace("18446744073709551615", "18446744073709551616").encode())
+    path.write_bytes(encode_checksummed(body.replace("18446744073709551615", "18446744073709551616").encode()))
     with pytest.raises(CorruptionError, match=r"names\.json cannot be read"):
         FeatureNames.load(path)
 

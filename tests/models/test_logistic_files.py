@@ -18,7 +18,7 @@ from shoal.checkpoint.format import MANIFEST
 from shoal.data import FeatureNames
 from shoal.models import EarlyStopping, Fit, Plan, files
 from shoal.models.plan import Learning
-from shoal.storage.checksummed_json import read_checksummed, write_checksummed
+from shoal.storage.checksummed_json import decode_checksummed, encode_checksummed
 from shoal.storage.local import LocalDir
 
 OPTIMIZERS = [
@@ -110,10 +110,10 @@ def test_the_curves_of_the_validation_are_kept_and_may_be_missing(saved, batch, 
     with LogisticRegression.load(saved) as model:
         (done,) = model.history.passes
         assert done.curves == shoal.metrics.curves(batch.labels, model.decision_function(batch))
-    body = json.loads(read_checksummed(saved / "model.json", missing=""))
+    body = json.loads(decode_checksummed((saved / "model.json").read_bytes(), "model.json"))
     for old in body["history"]["passes"]:
         del old["curves"], old["metrics"]["weight"], old["valid"]["weight"]
-    write_checksummed(saved / "model.json", json.dumps(body).encode())
+    (saved / "model.json").write_bytes(encode_checksummed(json.dumps(body).encode()))
     with LogisticRegression.load(saved) as model:
         (again,) = model.history.passes
         assert again == structs.replace(done, curves=None)
@@ -151,11 +151,11 @@ def test_the_settings_of_each_fit_are_kept_and_may_be_missing(batch, tmp_path):
         assert model.history.fits == expected
         assert model._learning == Learning(**learning)  # it would learn further as before
         assert [done.features for done in model.history.passes[1:]] == [2] * (len(model.history.passes) - 1)
-    body = json.loads(read_checksummed(tmp_path / "m" / "model.json", missing=""))
+    body = json.loads(decode_checksummed((tmp_path / "m" / "model.json").read_bytes(), "model.json"))
     del body["history"]["fits"]
     for old in body["history"]["passes"]:
         del old["features"]
-    write_checksummed(tmp_path / "m" / "model.json", json.dumps(body).encode())
+    (tmp_path / "m" / "model.json").write_bytes(encode_checksummed(json.dumps(body).encode()))
     with LogisticRegression.load(tmp_path / "m") as model:
         assert model.history.fits == ()
         assert {done.features for done in model.history.passes} == {0}
@@ -368,8 +368,10 @@ def test_damaged_names_are_said_and_the_model_still_loads(saved, batch, named):
     with pytest.raises(CorruptionError, match=f"{path.name} is missing"):
         models.load_names(saved)
     np.testing.assert_array_equal(predictions(saved, batch), expected)
-    body = json.loads(read_checksummed(saved / "model.json", missing="")) | {"names": "../elsewhere.json"}
-    write_checksummed(saved / "model.json", json.dumps(body).encode())
+    body = json.loads(decode_checksummed((saved / "model.json").read_bytes(), "model.json")) | {
+        "names": "../elsewhere.json"
+    }
+    (saved / "model.json").write_bytes(encode_checksummed(json.dumps(body).encode()))
     with pytest.raises(CorruptionError, match=r"names .*elsewhere.*, which is not a file of feature names"):
         models.load_names(saved)
 

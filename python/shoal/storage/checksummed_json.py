@@ -16,7 +16,6 @@ import msgspec
 from shoal import _core
 from shoal.base.decoders import json_decoder
 from shoal.errors import CorruptionError
-from shoal.storage.regular import read_regular
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # of bytes that are not the expected JSON
 
@@ -85,19 +84,3 @@ def decode_checksummed(raw: bytes, address: object) -> bytes:
     if raw != msgspec.json.encode(decoded) or decoded.crc32c != f"{_core.crc32c(body):08x}":
         raise CorruptionError(f"{address} is damaged: its checksum does not match")
     return body
-
-
-def write_checksummed(path: Path, body: bytes, *, durable: bool = True) -> None:
-    """Write ``body``, one JSON value, with its checksum; see `write_atomically`."""
-    write_atomically(path, encode_checksummed(body), durable=durable)
-
-
-def read_checksummed(path: Path, *, missing: str) -> bytes:
-    """Read the body of a checksummed file."""
-    try:
-        raw = read_regular(path)
-    except FileNotFoundError:
-        raise CorruptionError(f"{path} is missing: {missing}") from None
-    except NotADirectoryError:
-        raise CorruptionError(f"{path.parent} is a file where a directory should be") from None
-    return decode_checksummed(raw, path)
