@@ -229,6 +229,14 @@ def nodes(directory: str, folder: Path) -> Iterator[Nodes]:
             held.close()
 
 
+EPOCHS = 40  # 4 s on a quiet machine; the kills begin after the first one
+
+
+def passes_of(worker: ChildProcess) -> int:
+    """How many passes a worker's program has finished, by its output: heartbeats are rarer than passes."""
+    return max(map(int, re.findall(r": pass (\d+) of", worker.last_output())), default=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("directory", long_but(["job"], WHOLE))
 def test_the_commands_of_the_pods_train_a_model_while_pods_are_evicted_and_killed(directory, tmp_path):
@@ -236,21 +244,21 @@ def test_the_commands_of_the_pods_train_a_model_while_pods_are_evicted_and_kille
         bind = [] if cluster.pods["scheduler"].option("bind") else [f"--bind={cluster.address}"]
         scheduler = cluster.start("scheduler", 0, *bind)
         servers = [cluster.start("server", index) for index in range(cluster.pods["server"].count)]
-        many = ["--epochs=15", "--examples=8000", "--split-bytes=500000"]
+        many = [f"--epochs={EPOCHS}", "--examples=8000", "--split-bytes=500000"]
         workers = [cluster.start("worker", index, *many) for index in range(cluster.pods["worker"].count)]
-        cluster.wait_until(
-            lambda status: len(status.workers) == len(workers) and all(worker.clock for worker in status.workers)
-        )
+        cluster.wait_until(lambda _: all(passes_of(worker) for worker in workers))
         for held in cluster.ports[1:]:
             with urllib.request.urlopen(f"http://127.0.0.1:{held.port}/readyz", timeout=TIMEOUT) as reply:
                 assert reply.read() == b"ready\n"
         servers[1].signal(signal.SIGKILL)  # its container is started again
         servers[1].process.wait(TIMEOUT)
+        assert all(passes_of(worker) < EPOCHS for worker in workers), "the training ended before a server was killed"
         servers.append(cluster.start("server", 1))
         again = servers[-1].process.pid
         cluster.wait_until(lambda status: any(pid_of(server.about) == again for server in status.servers))
         scheduler.signal(signal.SIGTERM)  # its pod is evicted
         assert scheduler.process.wait(TIMEOUT) == 0
+        assert all(passes_of(worker) < EPOCHS for worker in workers), "the training ended before the eviction"
         anew = cluster.start("scheduler", 0, *bind)
         for worker in workers:
             assert worker.process.wait(TIMEOUT) == 0, worker.last_output()
