@@ -1,15 +1,11 @@
 """What traces of calls cost the worker: its CPU time for a call, with and without them.
 
     python bench/bench_tracing.py                    one minute; needs pip install 'shoal[otel]'
-    python bench/bench_tracing.py requests           the worker's requests alone, without a server: a second
 
 Three workers of one job in this process pull and push the same keys of a server in turns, some hundred calls at a time:
 one that is not traced, one whose calls the sampler refuses, and one whose spans go through a BatchSpanProcessor to an
 exporter that drops them. The CPU time is that of this process, per call, the thread that makes spans included; the
 server is another process. Rounds are compared in pairs.
-
-`requests` calls the code that cuts, encodes and settles calls with answers made in advance, untraced, and prints the
-fastest of many rounds: for a comparison with another version of the package, in another environment.
 
 Checks: a traced call has made its spans (itself, a request, the server, and the shard), and the others none.
 """
@@ -26,11 +22,7 @@ import numpy as np
 
 import shoal
 from figures import check, conditions, spread
-from shoal import _core
 from shoal.cluster.launch.local_cluster import running
-from shoal.cluster.protocol.slot_map import cut_evenly
-from shoal.cluster.worker.calls import WorkerIdentity
-from shoal.cluster.worker.requests import Requests
 
 KINDS = ("untraced", "not sampled", "traced")
 
@@ -120,48 +112,14 @@ def measure(rounds: int, calls: int) -> None:
                     )
 
 
-def measure_requests(rounds: int, calls: int) -> None:
-    """Print the time of a pull and of a push in the code that makes and settles requests."""
-    thread, slots, address = _core.ThreadPool(1), 1024, "tcp://a:1"
-    requests = Requests(WorkerIdentity(0, 1, 7), cut_evenly(1, slots, [(address, 0)]), atomic_clocks=False)
-    batch = _core.KeyBatch(np.arange(40, dtype=np.uint64), slots, thread)
-    rows = np.zeros((40, 1), np.float32)
-    common = {"hashes": batch.hashes, "begins": batch.offsets, "dim": 1}
-    for name, op, what, payload in (
-        ("pull", _core.Op.PULL, {"out": rows}, [rows]),
-        ("push", _core.Op.PUSH, {"values": rows}, []),
-    ):
-        fastest = []
-        for _ in range(rounds):
-            used = 0.0
-            for _ in range(calls):
-                begin = time.perf_counter()
-                call = requests.submit(op, 1, 0, 0.0, 60.0, **common, **what)
-                used += time.perf_counter() - begin
-                _, frames = requests.outgoing.popleft()
-                asked = _core.decode(frames, replies=False)
-                fields = {"dtype": 1, "dim": 1, "count": 40} if payload else {}
-                header = _core.encode_header(
-                    op=op, reply=True, payload=payload, table=1, worker=0, incarnation=1, job=7, epoch=1,
-                    sequence=asked.sequence, part=asked.part, **fields,
-                )  # fmt: skip
-                begin = time.perf_counter()
-                requests.receive(address, [header, *payload], 0.0)
-                used += time.perf_counter() - begin
-                check(call.done and call.error is None, f"the {name} is not done")
-            fastest.append(1e6 * used / calls)
-        print(f"{name} of 40 keys, requests alone: {min(fastest):.2f} us (fastest of {rounds} rounds of {calls})")
-
-
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["calls", "requests"], default="calls")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=300)
     arguments = parser.parse_args()
     print(conditions())
-    (measure if arguments.what == "calls" else measure_requests)(arguments.rounds, arguments.calls)
+    measure(arguments.rounds, arguments.calls)
 
 
 if __name__ == "__main__":
