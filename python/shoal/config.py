@@ -62,7 +62,7 @@ Tier = Annotated[
 StorageRoots = Annotated[
     tuple[str, ...] | None,
     "directory, or URL such as s3://bucket/folder, in which workers may make the servers read and write files; "
-    "repeatable (default: with keys any, without keys the current directory)",
+    "repeatable (default: any if peers need keys or are of the same user, otherwise the current directory)",
     Setting(metavar="DIR"),
 ]
 StorageOptions = Annotated[
@@ -101,8 +101,12 @@ ReaderThreads = Annotated[Count, "threads that parse the files; one is the faste
 
 Servers = Annotated[Count, "number of servers", Setting(variable="VC_SERVER_NUM")]
 Workers = Annotated[Count, "number of workers of a job, unless the job states it", Setting(variable="VC_WORKER_NUM")]
-Bind = Annotated[Address, "tcp://HOST:PORT to listen on; port *: any free port"]
-SchedulerAddress = Annotated[Address, "tcp://HOST:PORT of the scheduler", Setting(variable="SHOAL_SCHEDULER")]
+Bind = Annotated[
+    Address, "tcp://HOST:PORT to listen on; port *: any free port; or ipc:///PATH, a socket of this machine"
+]
+SchedulerAddress = Annotated[
+    Address, "tcp://HOST:PORT or ipc:///PATH of the scheduler", Setting(variable="SHOAL_SCHEDULER")
+]
 
 # ---- processes -------------------------------------------------------------------------------------------------------
 
@@ -146,7 +150,10 @@ class SchedulerConfig(ClusterConfig, frozen=True, kw_only=True):
 class ServerSettings(Config, frozen=True, kw_only=True):
     """What a server decides for itself."""
 
-    bind: Annotated[Address | None, "tcp://HOST:PORT to listen on (default: any free port)"] = None
+    bind: Annotated[
+        Address | None,
+        "tcp://HOST:PORT to listen on, or ipc:///PATH (default: any free port, or a socket beside the scheduler's)",
+    ] = None
     advertise: Annotated[
         str | None, "name of this machine for the scheduler and the workers", Setting(metavar="HOST")
     ] = None
@@ -209,7 +216,8 @@ class ConnectConfig(Config, frozen=True, kw_only=True):
 
     cluster: Annotated[
         Address | None,
-        "tcp://HOST:PORT of the scheduler; its servers hold the tables (without ADDRESS: from the environment)",
+        "address of the scheduler, tcp://HOST:PORT or ipc:///PATH; its servers hold the tables (without ADDRESS: from "
+        "the environment)",
         Setting(const=""),
     ] = None
     consistency: Annotated[

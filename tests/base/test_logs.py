@@ -180,7 +180,7 @@ def test_all_lines_of_a_launched_cluster_are_events(tmp_path):
     assert done.returncode == 0, done.stderr
     found = events(done.stdout) + events(done.stderr)
     by_role = {role: [one for one in found if one.get("role") == role] for role in ("scheduler", "server", "worker")}
-    assert any(one["message"].startswith("scheduler at tcp://") for one in by_role["scheduler"])
+    assert any(one["message"].startswith("scheduler at ipc:///") for one in by_role["scheduler"])
     assert any("serves slots" in one["message"] and one["rank"] == 0 for one in by_role["server"])
     own = [one for one in by_role["worker"] if one["message"] == "one of two"]
     assert sorted(one["rank"] for one in own) == [0, 1]

@@ -233,7 +233,7 @@ def test_a_port_that_is_taken_is_named(capsys):
         assert run(["scheduler", "--bind", f"tcp://127.0.0.1:{port}", "--servers", "1"]) == 1
         said = capsys.readouterr().err
         assert f"cannot listen at tcp://127.0.0.1:{port}: Address already in use" in said
-        assert "choose another port" in said
+        assert "choose another address" in said
 
 
 def test_keywords_become_options_and_nothing_else_does():

@@ -42,7 +42,7 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
     curve = str(folder) if with_keys else None
     keys = Keys.load(folder, "worker") if with_keys else None
     with (
-        local_cluster.running(2, threads=2, curve=curve) as cluster,
+        local_cluster.running(2, threads=2, curve=curve, address="tcp://127.0.0.1:*") as cluster,
         ThreadPoolExecutor(2) as pool,
     ):
         joins = [
@@ -91,7 +91,10 @@ def test_a_cluster_under_attack_serves_and_makes_tables_and_is_afterwards_as_bef
 def test_a_scheduler_and_a_server_without_descriptors_say_so_serve_on_and_recover():
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     asp = shoal.ASP()
-    with local_cluster.running(1) as cluster, shoal.connect(cluster.address, consistency=asp, timeout=SETTLED) as store:
+    with (
+        local_cluster.running(1, address="tcp://127.0.0.1:*") as cluster,
+        shoal.connect(cluster.address, consistency=asp, timeout=SETTLED) as store,
+    ):
         table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
         table.push(KEYS, ONES).result()  # now it is connected
         roles = [psutil.Process(child.process.pid) for child in (cluster.scheduler, *cluster.servers)]

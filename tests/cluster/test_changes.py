@@ -453,7 +453,7 @@ def test_when_both_copies_of_a_slot_are_gone_calls_raise_an_error_that_names_the
             server.signal(signal.SIGSTOP)  # so that both die at the same time for the others
         for server in cluster.servers[:2]:
             server.signal(signal.SIGKILL)
-        lost = r"server \d at tcp.* the last copy of slots \d[\d to,]+.*start the cluster again and load"
+        lost = r"server \d at ipc.* the last copy of slots \d[\d to,]+.*start the cluster again and load"
         with pytest.raises(shoal.ServerLostError, match=lost):
             until(lambda: table.pull(keys) is None)
         with pytest.raises(shoal.ServerLostError, match=lost):

@@ -16,7 +16,8 @@ from live_serving import (
     serving,
 )
 from serving import ask, exported, instances, predict, sparse_data
-from shoal.cli.serve import Serve, _live
+from shoal.cli.serve import Serve, _address_and_table, _live
+from shoal.cluster.launch.local_cluster import running
 from shoal.serve import LiveModel
 from shoal.serve.live import by_keys
 from stores import joined
@@ -70,6 +71,19 @@ def test_an_export_describes_what_the_tables_do_not(rng, tmp_path):
             _live(Serve(path=f"{made.address}/other"))()
         with pytest.raises(ValueError, match="tcp://HOST:PORT/TABLE"):
             _live(Serve(path=made.address))
+
+
+def test_a_table_is_named_behind_the_address_of_a_socket():
+    with running() as made, shoal.connect(made.address, workers=1, rank=0) as store:
+        shoal.LogisticRegression(store=store, table="lr")
+        assert _address_and_table(made.address) == (made.address, "")
+        assert _address_and_table(f"{made.address}/lr/a") == (made.address, "lr/a")
+        with _live(Serve(path=f"{made.address}/lr"))() as live:
+            assert live.now.predictor is not None
+        with pytest.raises(ValueError, match="no table 'other'"):
+            _live(Serve(path=f"{made.address}/other"))()
+    with pytest.raises(ValueError, match=r"no scheduler listens there\. Write the address that it prints, and /TABLE"):
+        _live(Serve(path=f"{made.address}/lr"))
 
 
 def test_requests_fail_while_the_connection_is_lost_and_it_is_made_anew(rng):

@@ -133,8 +133,9 @@ class LaunchOptions(Config, frozen=True, kw_only=True):
     heartbeat: Heartbeat = 2.0
     scheduler: Annotated[
         Address | None,
-        "address of the scheduler, at which other workers join (default: any port of this machine; under mpirun and "
-        "srun SHOAL_SCHEDULER, or port 5570 of the machine of process 0)",
+        "address of the scheduler, at which other workers join (default: a socket that only this user reaches; with "
+        "keys any port of this machine; under mpirun and srun SHOAL_SCHEDULER, or port 5570 of the machine of process "
+        "0)",
     ] = None
     timeout: Annotated[Seconds, "seconds to wait for all processes"] = 60.0
     grace: Annotated[float, "seconds for the workers to save after Ctrl-C or SIGTERM", Setting(ge=0, metavar="S")] = (

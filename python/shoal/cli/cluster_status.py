@@ -45,7 +45,7 @@ _ACTIONS = ("status", "drain", "rebalance", "stop")
 class Cluster(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
-    address: Annotated[Address, "tcp://HOST:PORT of the scheduler", Setting(positional=True)]
+    address: Annotated[Address, "tcp://HOST:PORT or ipc:///PATH of the scheduler", Setting(positional=True)]
     action: Annotated[
         str,
         "print the status; move the slots of a server away and end it; distribute slots evenly; end the cluster; it "

@@ -36,7 +36,7 @@ command writes 256 MiB to --dir for some seconds, and changes nothing else.
 class Doctor(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
-    address: Annotated[Address | None, "tcp://HOST:PORT of a scheduler", Setting(positional=True)] = None
+    address: Annotated[Address | None, "tcp://HOST:PORT or ipc:///PATH of a scheduler", Setting(positional=True)] = None
     keys: KeyCount | None = None
     dim: Dim = 1
     optimizer: OptimizerName = "ftrl"
@@ -49,7 +49,7 @@ class Doctor(Output, frozen=True, kw_only=True):
 
 def doctor(options: Doctor) -> Answer:
     """Examine this machine and a cluster."""
-    from shoal.cluster.protocol.address import split
+    from shoal.cluster.protocol.address import check
     from shoal.tools import doctor as tools
 
     if options.replicas >= options.servers:
@@ -60,7 +60,7 @@ def doctor(options: Doctor) -> Answer:
     if not where.is_dir():
         raise ValueError(f"--dir {where}: there is no such directory")
     if options.address is not None:
-        split(options.address)
+        check(options.address)
     findings = [*tools.versions(), *_libzmq(), *tools.processor(), *tools.memory(), *tools.limits(), *tools.clock()]
     disk, speed = tools.disk(where)
     findings += disk
@@ -161,25 +161,26 @@ def _keys(directory: str) -> tuple[list[Finding], Keys | None]:
 
 def _cluster(address: str, keys: Keys | None, timeout: float) -> list[Finding]:
     """Examine a cluster, from the scheduler to the endpoints of its servers."""
-    from shoal.cluster.protocol.address import split
+    from shoal.cluster.protocol.address import socket_path, unknown_host
     from shoal.cluster.protocol.reachability import reach
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.protocol.status import GetStatus, StatusReply
     from shoal.errors import ShoalError
     from shoal.tools.doctor import Finding
 
-    host, port = split(address)
-    try:
-        socket.getaddrinfo(host.strip("[]"), port)
-    except OSError as error:
-        text = f"the name {host} has no address here: {error.strerror or error}"
+    if (unknown := unknown_host(address)) is not None:
         remedy = "write the address of the scheduler's machine, or add its name to DNS or /etc/hosts"
-        return [Finding(topic="scheduler", level="problem", text=text, remedy=remedy)]
+        return [Finding(topic="scheduler", level="problem", text=unknown, remedy=remedy)]
+    is_path = socket_path(address) is not None
     try:
         with SchedulerClient(address, "observer", keys=keys) as client:
             status = client.call(GetStatus(), StatusReply, timeout)
     except ShoalError as error:
-        remedy = f"start it with --bind, open port {port} of {host} in the firewall, pass --curve to both or to neither"
+        remedy = (
+            "start it, as the same user of the same machine"
+            if is_path
+            else f"start it with --bind {address}, open its port in the firewall, pass --curve to both or to neither"
+        )
         return [Finding(topic="scheduler", level="problem", text=str(error).partition(": is it")[0], remedy=remedy)]
     findings = _members(address, status)
     addresses = [endpoint.address for server in status.servers for endpoint in server.endpoints]
@@ -196,7 +197,7 @@ def _cluster(address: str, keys: Keys | None, timeout: float) -> list[Finding]:
             "name an address that is valid here (--advertise HOST)"
         )
         findings.append(Finding(topic="servers", level="problem", text=f"{one.address} {what}", remedy=remedy))
-    return [*findings, *_back(address)]
+    return findings if is_path else [*findings, *_back(address)]
 
 
 def _members(address: str, status: StatusReply) -> list[Finding]:

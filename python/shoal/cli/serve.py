@@ -6,6 +6,7 @@ import io
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Any
 
 from shoal.base.settings import Setting
@@ -35,7 +36,7 @@ examples:
 docs/serving.md documents the requests and responses. Ctrl-C completes the requests in progress first.
 """
 
-_TCP = "tcp://"
+_TCP, _IPC = "tcp://", "ipc://"
 _LIVE_SECONDS = 10.0  # in which the servers answer a read
 
 
@@ -162,13 +163,25 @@ def _models(options: Serve) -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
+def _address_and_table(path: str) -> tuple[str, str]:
+    """Split the path of a table of a cluster into the scheduler's address and the table; either may be empty."""
+    if not path.startswith(_IPC):
+        address, _, table = path.removeprefix(_TCP).partition("/")
+        return _TCP + address if address else "", table
+    place = Path(path.removeprefix(_IPC))
+    for found in (place, *place.parents):
+        if found.is_socket():
+            return f"{_IPC}{found}", "" if found == place else str(place.relative_to(found))
+    raise ValueError(f"{path!r}: no scheduler listens there. Write the address that it prints, and /TABLE")
+
+
 def _live(options: Serve) -> Callable[[], Any]:
     """Return a function that makes the model over a running cluster's table."""
     from shoal.cluster.worker.connect import connect
     from shoal.models import files
     from shoal.serve.live import DENSE_SECONDS, LiveModel, by_keys
 
-    address, _, table = (options.path or "").removeprefix(_TCP).partition("/")
+    address, table = _address_and_table(options.path or "")
     described = options.like is not None or options.config is not None
     if not address or not (table or described):
         raise ValueError(
@@ -179,7 +192,7 @@ def _live(options: Serve) -> Callable[[], Any]:
         raise ValueError("--like and --config both describe the model: leave one out")
     if options.config is not None:
         if table:
-            raise ValueError(f"--config names the tables: write tcp://{address} without /{table}")
+            raise ValueError(f"--config names the tables: write {address} without /{table}")
         description = _configured(options.config)
     elif options.like is not None:
         description = _alike(options, options.like, table)
@@ -189,7 +202,7 @@ def _live(options: Serve) -> Callable[[], Any]:
         raise ValueError("--watch applies to exports and click models: leave it out, rows of a cluster are current")
 
     def open_store() -> Any:
-        return connect(_TCP + address, mode="read", timeout=_LIVE_SECONDS, threads=options.threads or 1)
+        return connect(address, mode="read", timeout=_LIVE_SECONDS, threads=options.threads or 1)
 
     return lambda: LiveModel(open_store, description, dense_seconds=options.watch or DENSE_SECONDS)
 
@@ -246,7 +259,7 @@ def serve(options: Serve) -> Answer:
     )
     models = _models(options)
     for option in ("like", "config"):
-        if getattr(options, option) is not None and not (options.path or "").startswith(_TCP):
+        if getattr(options, option) is not None and not (options.path or "").startswith((_TCP, _IPC)):
             raise ValueError(
                 f"--{option} describes tables of a running cluster: serve tcp://HOST:PORT, or leave it out"
             )
@@ -258,7 +271,7 @@ def serve(options: Serve) -> Answer:
     with ExitStack() as closing:
         served: ServedModel | LiveModel | dict[str, ServedVersions]
         watched: list[ServedModel | ServedVersions] = []
-        if options.path is not None and options.path.startswith(_TCP):
+        if options.path is not None and options.path.startswith((_TCP, _IPC)):
             served = closing.enter_context(_live(options)())
         elif options.path is not None:
             served = closing.enter_context(ServedModel(options.path, **how))

@@ -3,6 +3,8 @@
     running      for the length of a ``with`` block
     launch       the same, with a store that ends them when it is closed
 
+They listen at sockets in a private directory (cluster/protocol/private.py), unless there is no place for one, or an
+address is given, or keys are, with which processes of other users take part.
 The processes check from their start whether the process that started them still exists.
 
 Threads: objects of this module are used by one.
@@ -16,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from shoal.base.logs import forward
 from shoal.base.scalars import whole
 from shoal.cluster.launch.child import ChildProcess, Notify, Process
@@ -23,6 +27,7 @@ from shoal.cluster.launch.roles import Start
 from shoal.cluster.launch.supervisor import Supervisor, slot_memory
 from shoal.cluster.launch.workers import start_worker, worker_environment
 from shoal.cluster.protocol.environment import find_keys
+from shoal.cluster.protocol.private import make_private, remove_private
 from shoal.cluster.scheduler.state import check_cluster
 from shoal.cluster.server.code import AllowedCode
 from shoal.config import ClusterConfig, SchedulerConfig, ServerConfig
@@ -36,15 +41,20 @@ if TYPE_CHECKING:
     from shoal.cluster.worker.filters import Filters
 
 _BSP = BSP()
+# Where the scheduler and the servers of a launch listen by default: sockets in a directory that `LocalCluster` makes.
+PRIVATE = "ipc://*"
 
 
-def start_role(name: str, config: SchedulerConfig | ServerConfig, notify: Notify) -> ChildProcess:
-    """Start a scheduler or a server, which ends with this process."""
+def start_role(
+    name: str, config: SchedulerConfig | ServerConfig, notify: Notify, directory: str | None = None
+) -> ChildProcess:
+    """Start a scheduler or a server, which ends with this process, and then removes this process's directory."""
     is_scheduler = isinstance(config, SchedulerConfig)
     start = Start(
         scheduler=config if isinstance(config, SchedulerConfig) else None,
         server=config if isinstance(config, ServerConfig) else None,
         parent=os.getpid(),
+        directory=directory,
     )
     command = [sys.executable, "-m", "shoal", "role", "scheduler" if is_scheduler else "server"]
     return ChildProcess(name, command, {}, notify, forward, start=start)
@@ -53,8 +63,26 @@ def start_role(name: str, config: SchedulerConfig | ServerConfig, notify: Notify
 class LocalCluster(Supervisor):
     """The processes of a cluster on this machine."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._directory: str | None = None  # private: of sockets and the journal
+
+    def start(self, scheduler: SchedulerConfig, server: ServerConfig, *, timeout: float, spares: int = 0) -> None:
+        """See `Supervisor`. By default the processes listen at sockets that no other user can reach."""
+        if scheduler.bind == PRIVATE or scheduler.journal is None:
+            self._directory = make_private()
+        directory = self._directory
+        if directory is not None:
+            self._closing.callback(remove_private, directory)
+            if scheduler.journal is None:
+                scheduler = structs.replace(scheduler, journal=os.path.join(directory, "journal"))
+        if scheduler.bind == PRIVATE:
+            bind = "tcp://127.0.0.1:*" if directory is None else f"ipc://{directory}/scheduler"
+            scheduler = structs.replace(scheduler, bind=bind)
+        super().start(scheduler, server, timeout=timeout, spares=spares)
+
     def _start(self, name: str, config: SchedulerConfig | ServerConfig, former: Process | None = None) -> Process:
-        return start_role(name, config, self.notify)
+        return start_role(name, config, self.notify, self._directory)
 
     def prepare_workers(self, count: int) -> None:
         """Do nothing: this machine has a place for any number."""
@@ -97,7 +125,7 @@ def configurations(
     AllowedCode(allow_code)
     of_cluster = {name: settings.pop(name) for name in ClusterConfig.__struct_fields__ if name in settings}
     scheduler = SchedulerConfig(
-        bind=address or "tcp://127.0.0.1:*",
+        bind=address or (PRIVATE if curve is None else "tcp://127.0.0.1:*"),
         servers=servers,
         journal=None if journal is None else os.path.abspath(journal),
         curve=curve,
@@ -173,9 +201,9 @@ def launch(
         As in :func:`shoal.connect`.
     storage_roots : sequence of path or URL, optional
         Directories and URLs below which the servers may read and write the files of ``save`` and ``load``; a save or
-        load elsewhere raises `StorageError`. Default: the current directory, since any process that can connect to a
-        port of this machine can request a save (``docs/security.md``); with keys, whose directory the environment
-        names, all paths.
+        load elsewhere raises `StorageError`. Default: all paths, since only processes of this user, or with keys,
+        whose directory the environment names, can request a save (``docs/security.md``). If there is no place for
+        sockets that other users cannot reach, the current directory.
     storage_options : mapping, optional
         Options of the file systems of URLs among ``storage_roots``, such as ``{"endpoint_url": ...}``.
     allow_code : sequence of str or path

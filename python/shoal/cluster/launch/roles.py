@@ -26,6 +26,7 @@ from shoal.base.decoders import json_decoder
 from shoal.base.logs import identify
 from shoal.base.plural import counted
 from shoal.cluster.protocol import metrics
+from shoal.cluster.protocol.private import remove_private
 from shoal.cluster.protocol.reports import Drained, Joined, Report, process_name
 from shoal.config import SchedulerConfig, ServerConfig
 
@@ -42,11 +43,15 @@ RoleConfig: TypeAlias = SchedulerConfig | ServerConfig
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launcher sends to a process that it has started: one of the configurations, and its own process."""
+    """What a launcher sends to a process that it has started: one of the configurations, and its own process.
+
+    ``directory`` is the launcher's, which is removed if the launcher has ended without doing so.
+    """
 
     scheduler: SchedulerConfig | None = None
     server: ServerConfig | None = None
     parent: int
+    directory: str | None = None
 
 
 _START = json_decoder(Start)
@@ -133,15 +138,20 @@ def run_child(say: Callable[[str], None]) -> None:
             with contextlib.suppress(OSError):  # the launcher has ended
                 control.sendall(msgspec.json.encode(report) + b"\n")
 
-        with _ended_with(start.parent):
+        with _ended_with(start.parent, start.directory):
             config = start.scheduler or start.server
             assert config is not None
             run(config, ended_by_signals, say=say, tell=tell)
 
 
 @contextlib.contextmanager
-def _ended_with(parent: int) -> Iterator[None]:
+def _ended_with(parent: int, directory: str | None) -> Iterator[None]:
     """From now on end this process after its parent: as by Ctrl-C, and unconditionally soon after."""
+
+    def clean() -> None:
+        if directory is not None and os.getppid() != parent:  # the parent was killed
+            remove_private(directory)
+
     over = threading.Event()
 
     def watch() -> None:
@@ -149,6 +159,7 @@ def _ended_with(parent: int) -> Iterator[None]:
             if os.getppid() != parent:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 if not over.wait(_ORPHAN_SECONDS):
+                    clean()
                     os._exit(1)
                 return
 
@@ -157,3 +168,4 @@ def _ended_with(parent: int) -> Iterator[None]:
         yield
     finally:
         over.set()
+        clean()

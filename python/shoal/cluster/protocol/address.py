@@ -1,32 +1,58 @@
-"""Addresses, ``tcp://host:port``: parsed, completed, and probed before they are used.
+"""Addresses, ``tcp://host:port`` or ``ipc:///path``: parsed, completed, and probed before they are used.
 
 The address that a process binds is not always one that others can reach: 0.0.0.0 stands for all interfaces, 127.0.0.1
 for the process's own machine. So a server's endpoints are completed with the host of its connection to the scheduler,
 or with the one that its user passed, and then probed: by the scheduler before the server joins, by a worker before it
 starts.
 An endpoint answers a connection with the first bytes of ZeroMQ's greeting.
+
+An ``ipc`` address is the path of a socket of this machine (AF_UNIX). Whoever may enter the socket's directory may
+connect; a private directory (cluster/protocol/private.py) is its user's alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import re
 import socket
 import time
 from collections.abc import Sequence
 
+from shoal.cluster.protocol.private import is_private
+
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|(?:(?![\[\]:/])[!-~])*):(?P<port>\d{1,9}|\*)", re.ASCII)
+_IPC = re.compile(r"ipc://(?P<path>/[^\x00-\x1f\x7f]*[^\x00-\x1f\x7f/])")
 _ANYWHERE = {"", "*", "0.0.0.0", "::"}
+_BUSY_SECONDS = 0.01  # between two attempts to connect to a socket whose queue is full
+
+
+def socket_path(address: str) -> str | None:
+    """Return the path of the socket of an ``ipc`` address; None: it is of another kind.
+
+    Examples
+    --------
+    >>> socket_path("ipc:///tmp/shoal-1/scheduler"), socket_path("tcp://127.0.0.1:5570")
+    ('/tmp/shoal-1/scheduler', None)
+    """
+    found = _IPC.fullmatch(address) if isinstance(address, str) else None
+    return None if found is None else found["path"]
+
+
+def check(address: str) -> None:
+    """Raise an error if an address is none that can be connected to."""
+    if socket_path(address) is None:
+        split(address)
 
 
 def split(address: str, *, wildcard: bool = False) -> tuple[str, int]:
-    """Split an address into host and port."""
+    """Split a ``tcp`` address into host and port."""
     if not isinstance(address, str):
-        raise TypeError(f"an address is a str, tcp://HOST:PORT, got {address!r}")
+        raise TypeError(f"an address is a str, tcp://HOST:PORT or ipc:///PATH, got {address!r}")
     found = _TCP.fullmatch(address)
     if found is None:
-        raise ValueError(f"{address!r} is not an address: write tcp://HOST:PORT")
+        raise ValueError(f"{address!r} is not an address: write tcp://HOST:PORT or ipc:///PATH")
     host = found["host"].strip("[]")
     port = 0 if found["port"] == "*" else int(found["port"])
     if port > 65535:
@@ -49,6 +75,8 @@ def complete(address: str, host: str) -> str:
     >>> complete("tcp://0.0.0.0:5571", "10.0.0.7"), complete("tcp://node3:5571", "10.0.0.7")
     ('tcp://10.0.0.7:5571', 'tcp://node3:5571')
     """
+    if socket_path(address) is not None:
+        return address
     own_host, port = split(address, wildcard=True)
     return join_address(host if own_host in _ANYWHERE else own_host, port)
 
@@ -67,12 +95,19 @@ def bindable(host: str) -> str:
 
 def unknown_host(address: str) -> str | None:
     """Say that the host of an address has no known name, if it has none; this may ask a name server."""
+    if socket_path(address) is not None:
+        return None
     host, port = split(address)
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         return f"the name {host!r} cannot be resolved ({error.strerror})"
     return None
+
+
+def is_local(address: str) -> bool:
+    """Whether an address can be reached only from its own machine."""
+    return socket_path(address) is not None or is_loopback(split(address, wildcard=True)[0])
 
 
 def is_loopback(host: str) -> bool:
@@ -87,6 +122,8 @@ def is_loopback(host: str) -> bool:
 
 def own_host(address: str) -> str:
     """Return the address of this machine on the way to another one; nothing is sent."""
+    if socket_path(address) is not None:
+        return "127.0.0.1"
     host, port = split(address)
     family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as route:
@@ -95,8 +132,19 @@ def own_host(address: str) -> str:
 
 
 def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
-    """Refuse to listen where other machines can connect, unless peers must have keys or the user allows it."""
-    if not (secured or insecure or is_loopback(split(bind, wildcard=True)[0])):
+    """Refuse to listen where others can connect, unless peers must have keys or the user allows it."""
+    if secured or insecure:
+        return
+    path = socket_path(bind)
+    if path is not None:
+        directory = os.path.dirname(path)
+        if not is_private(directory):
+            raise ValueError(
+                f"{bind}: without keys every peer may read and change every row, and other users may enter "
+                f"{directory}: choose a directory of your own of mode 0700, or pass --curve DIR (keys=) or --insecure "
+                "(insecure=True)"
+            )
+    elif not is_loopback(split(bind, wildcard=True)[0]):
         raise ValueError(
             f"{bind} is reached from other machines, and without keys every peer may read and change every row: "
             "make keys with shoal keygen --output DIR and pass --curve DIR (keys=), or listen at 127.0.0.1, or pass "
@@ -104,24 +152,61 @@ def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
         )
 
 
+def open_connection(address: str, timeout: float) -> socket.socket:
+    """Connect to an address, without ZeroMQ.
+
+    Blocks for ``timeout`` at most. Each address of a host is tried: the error is an ExceptionGroup if none answers.
+    """
+    path = socket_path(address)
+    if path is None:
+        return socket.create_connection(split(address), timeout, all_errors=True)
+    deadline = time.monotonic() + timeout
+    while True:
+        tried = socket.socket(socket.AF_UNIX)
+        try:
+            tried.settimeout(timeout)
+            tried.connect(path)
+        except BlockingIOError:  # its queue of connections is full
+            tried.close()
+            if time.monotonic() > deadline:
+                raise TimeoutError from None
+            time.sleep(_BUSY_SECONDS)
+        except OSError:
+            tried.close()
+            raise
+        else:
+            return tried
+
+
 def try_out(address: str, timeout: float) -> str | None:
     """Connect to an address and wait for ZeroMQ's greeting.
 
     Blocks for ``timeout`` at most.
     """
-    host, port = split(address)
+    check(address)
     deadline = time.monotonic() + timeout
     try:
-        with contextlib.closing(socket.create_connection((host, port), timeout)) as tried:
+        with contextlib.closing(open_connection(address, timeout)) as tried:
             tried.settimeout(max(0.01, deadline - time.monotonic()))
             first = tried.recv(1)
-    except TimeoutError:
-        return f"no answer in {timeout:g} s"
-    except (socket.gaierror, UnicodeError):
-        return f"the name {host!r} cannot be resolved here"
-    except OSError as error:
+    except (OSError, UnicodeError, ExceptionGroup) as raised:
+        error = raised.exceptions[-1] if isinstance(raised, ExceptionGroup) else raised
+        if isinstance(error, TimeoutError):
+            return f"no answer in {timeout:g} s"
+        if isinstance(error, (socket.gaierror, UnicodeError)):
+            return f"the name {split(address)[0]!r} cannot be resolved here"
+        assert isinstance(error, OSError)
         return (error.strerror or str(error)).lower()
     return None if first == b"\xff" else "the program that listens there is not a server of shoal"
+
+
+def answers(address: str, timeout: float) -> bool:
+    """Whether a connection to an address is accepted."""
+    try:
+        open_connection(address, timeout).close()
+    except (OSError, UnicodeError, ExceptionGroup):
+        return False
+    return True
 
 
 def try_all(addresses: Sequence[str], timeout: float) -> tuple[str, str] | None:
@@ -140,7 +225,9 @@ def all_refuse(addresses: Sequence[str], timeout: float) -> bool:
     """
     for address in addresses:
         try:
-            socket.create_connection(split(address), timeout, all_errors=True).close()
+            open_connection(address, timeout).close()
+        except ConnectionRefusedError:
+            continue
         except ExceptionGroup as errors:  # one for each address of the name
             if not all(isinstance(error, ConnectionRefusedError) for error in errors.exceptions):
                 return False

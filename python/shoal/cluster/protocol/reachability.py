@@ -6,7 +6,6 @@ Threads: none of its own; a call belongs to one thread.
 from __future__ import annotations
 
 import ctypes
-import socket
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 import zmq
 
-from shoal.cluster.protocol.address import split
+from shoal.cluster.protocol.address import answers
 from shoal.cluster.protocol.connection import Connection, Context, Socket
 from shoal.cluster.protocol.curve import Keys
 from shoal.cluster.protocol.libzmq import backend
@@ -82,17 +81,9 @@ def _reach(context: Context, address: str, keys: Keys | None, timeout: float) ->
                 sent = 0.0
         if waits:
             return Reached(address, statistics.median(waits), accepts=True)
-        return Reached(address, None, _accepts(address))
+        return Reached(address, None, answers(address, _CONNECT_SECONDS))
     finally:
         connection.close()
-
-
-def _accepts(address: str) -> bool:
-    try:
-        socket.create_connection(split(address), timeout=_CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _no_keys(_: Socket) -> None:

@@ -37,7 +37,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from shoal.base.timed_queue import TimedQueue
-from shoal.cluster.protocol.address import is_loopback, split, try_all, unknown_host
+from shoal.cluster.protocol.address import check, is_local, try_all, unknown_host
 from shoal.cluster.protocol.connection import Connection, Socket
 from shoal.cluster.protocol.curve import Keys
 from shoal.cluster.protocol.errors import FATAL_ERRORS, copy_error, error_of
@@ -138,7 +138,7 @@ class SchedulerClient:
         beat: Callable[[], dict[str, Any]] = dict,
         figures: Callable[[], Figures | None] = lambda: None,
     ) -> None:
-        split(address)
+        check(address)
         self.address = address
         self.sender = secrets.token_bytes(16)  # the name of this process in its messages
         self.fault: ShoalError | None = None  # the first fatal error
@@ -239,7 +239,7 @@ class SchedulerClient:
             left = until - time.monotonic()
             if left <= 0:
                 self._try_to_leave()
-                why = ", which only its own machine reaches" if is_loopback(split(address)[0]) else ""
+                why = ", which only its own machine reaches" if is_local(address) else ""
                 raise NotConnectedError(
                     f"server {server} cannot be reached from here at {address} ({what}){why}: if it is running, start "
                     "it with --advertise HOST, the name or address of its machine that the scheduler and all workers "

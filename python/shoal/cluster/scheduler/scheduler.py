@@ -32,7 +32,16 @@ from typing import Any, Self
 
 import zmq
 
-from shoal.cluster.protocol.address import all_refuse, bindable, check_bind, join_address, split, try_all
+from shoal.cluster.protocol.address import (
+    all_refuse,
+    answers,
+    bindable,
+    check_bind,
+    join_address,
+    socket_path,
+    split,
+    try_all,
+)
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.protocol.messages import (
@@ -81,9 +90,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         keys = None if config.curve is None else Keys.load(config.curve, "scheduler")
-        host, port = split(config.bind, wildcard=True)
         check_bind(config.bind, secured=keys is not None, insecure=config.insecure)
-        bound_host = bindable(host)
         self._refusals = Refusals(_log)
         self._guard: Guard | None = None
         self._journal: Journal | None = None
@@ -106,8 +113,6 @@ class Scheduler:
                 self._membership = make(new)
             # The time of the membership continues from its last input: it stands still while there is no scheduler.
             self._time_before = self._membership.state.now - time.monotonic()
-            if not port and self._membership.state.address:  # any port, but the one that the peers know
-                port = split(self._membership.state.address)[1]
             self._wake_read, self._wake_write = (undo.enter_context(one) for one in socket.socketpair())
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
@@ -122,8 +127,8 @@ class Scheduler:
             )
             self._router = undo.enter_context(contextlib.closing(self._context.socket(zmq.ROUTER)))
             self._monitor = undo.enter_context(contextlib.closing(ConnectionMonitor(self._context, self._router)))
-            bound = self._bind(config, bound_host, port, keys)
-            self.address = join_address(host if host not in ("", "*") else bound[0], bound[1])
+            self.address = self._bind(config, keys)
+            self._is_here = socket_path(self.address) is not None
             self._probers = ThreadPoolExecutor(4, thread_name_prefix="shoal-probe")
             undo.callback(self._probers.shutdown, wait=False, cancel_futures=True)
             if self._journal is not None:
@@ -131,8 +136,13 @@ class Scheduler:
                 self._flush()
             self._closing = undo.pop_all()
 
-    def _bind(self, config: SchedulerConfig, host: str, port: int, keys: Keys | None) -> tuple[str, int]:
-        """Set the options of the socket and listen; returns host and port."""
+    def _bind(self, config: SchedulerConfig, keys: Keys | None) -> str:
+        """Set the options of the socket and listen; returns the address."""
+        is_path = socket_path(config.bind) is not None
+        host, port = ("", 0) if is_path else split(config.bind, wildcard=True)
+        if not is_path and not port and self._membership.state.address:  # any port, but the one that the peers know
+            port = split(self._membership.state.address)[1]
+        address = config.bind if is_path else join_address(bindable(host), port)
         router = self._router
         if keys is not None:
             keys.secure_server(router)
@@ -142,7 +152,7 @@ class Scheduler:
         router.setsockopt(zmq.RCVHWM, 0)
         router.setsockopt(zmq.LINGER, 1000)
         router.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-        router.setsockopt(zmq.IPV6, int(":" in host))
+        router.setsockopt(zmq.IPV6, int("[" in address))
         router.setsockopt(zmq.BACKLOG, 1024)  # a thousand workers may connect at the same time
         router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         # A silent connection is replaced before its peer counts as dead: its framing may be damaged.
@@ -150,13 +160,18 @@ class Scheduler:
         router.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
         router.setsockopt(zmq.HEARTBEAT_TIMEOUT, interval_ms * 3 // 2)
         try:
-            router.bind(join_address(host, port))
+            if is_path and answers(address, _LIVENESS_SECONDS):  # libzmq would take its place
+                raise zmq.ZMQError(errno.EADDRINUSE)
+            router.bind(address)
         except zmq.ZMQError as error:
-            taken = "; another program listens there, choose another port" if error.errno == errno.EADDRINUSE else ""
+            taken = "; another program listens there, choose another address" if error.errno == errno.EADDRINUSE else ""
             raise OSError(
                 error.errno, f"cannot listen at {config.bind}: {os.strerror(error.errno or 0)}{taken}"
             ) from None
-        return split(router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
+        if is_path:
+            return config.bind
+        bound_host, bound_port = split(router.getsockopt_string(zmq.LAST_ENDPOINT), wildcard=True)
+        return join_address(host if host not in ("", "*") else bound_host, bound_port)
 
     def __enter__(self) -> Self:
         return self
@@ -333,7 +348,7 @@ class Scheduler:
             self._refusals.add("failed", text, level=logging.ERROR, trace=True)
 
     def _take(self, frames: list[zmq.Frame]) -> None:
-        route, host = frames[0].bytes, _peer_address(frames[-1])
+        route, host = frames[0].bytes, _host_of(frames[-1], is_here=self._is_here)
         self._monitor.observe(route, frames[-1])
         try:
             message = _read(frames, host)
@@ -399,10 +414,10 @@ def _no_keys(socket: zmq.Socket[bytes]) -> None:
     """Set no keys: the cluster has none."""
 
 
-def _peer_address(frame: zmq.Frame) -> str:
-    """Return the address that a message comes from; empty if its peer speaks a protocol before ZMTP 3.0."""
+def _host_of(frame: zmq.Frame, *, is_here: bool) -> str:
+    """Return the host that a message comes from; empty if its peer speaks a protocol before ZMTP 3.0."""
     try:
-        return str(frame.get("Peer-Address"))
+        return "127.0.0.1" if is_here and frame.get("Socket-Type") else str(frame.get("Peer-Address"))
     except (zmq.ZMQError, UnicodeDecodeError):
         return ""
 

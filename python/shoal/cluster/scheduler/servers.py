@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 
-from shoal.cluster.protocol.address import complete, split
+from shoal.cluster.protocol.address import check, complete
 from shoal.cluster.protocol.messages import (
     EndpointMetrics,
     ErrorReply,
@@ -81,7 +81,7 @@ class Servers:
         try:
             addresses = [complete(address, server.host) for address in join.addresses]
             for address in addresses:
-                split(address)
+                check(address)
         except ValueError as error:
             return str(error)
         taken = {address for other in servers.values() for address in other.addresses}

@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -25,7 +27,7 @@ import zmq
 
 from shoal import _core
 from shoal.base.sizes import memory_bytes
-from shoal.cluster.protocol.address import bindable, check_bind, is_loopback, join_address, split
+from shoal.cluster.protocol.address import bindable, check, check_bind, is_local, join_address, socket_path, split
 from shoal.cluster.protocol.curve import Guard, Keys
 from shoal.cluster.protocol.descriptors import SPENT, are_spent, raise_limit
 from shoal.cluster.protocol.messages import (
@@ -41,6 +43,7 @@ from shoal.cluster.protocol.messages import (
     ReportStream,
 )
 from shoal.cluster.protocol.metrics import Values
+from shoal.cluster.protocol.private import is_private
 from shoal.cluster.protocol.refusals import Refusals
 from shoal.cluster.protocol.scheduler_client import PendingRequest, SchedulerClient
 from shoal.cluster.protocol.slot_map import Endpoint
@@ -76,13 +79,17 @@ class Server:
         tier = None if config.tier is None else parse_tier(config.tier)
         memory = None if config.memory is None else memory_bytes(config.memory)
         slot_memory = None if config.slot_memory is None else memory_bytes(config.slot_memory)
-        default = "127.0.0.1" if is_loopback(split(config.scheduler)[0]) else "0.0.0.0"
-        host, port = split(config.bind, wildcard=True) if config.bind is not None else (default, 0)
-        check_bind(join_address(host, port), secured=keys is not None, insecure=config.insecure)
-        anywhere = keys is not None and config.storage_roots is None
+        check(config.scheduler)
+        bind = config.bind or _choose(config.scheduler)
+        check_bind(bind, secured=keys is not None, insecure=config.insecure)
+        sockets = [socket_path(address) for address in (bind, config.scheduler)]
+        # Who may connect is admitted by a key, or runs as the same user as this process.
+        is_trusted = keys is not None or all(path and is_private(os.path.dirname(path)) for path in sockets)
+        anywhere = is_trusted and config.storage_roots is None
         if anywhere and config.storage_options:
             raise ValueError(
-                "storage_options go with storage_roots: with keys and without roots workers pass their own"
+                "storage_options go with storage_roots: with keys or private sockets, and without roots, workers pass "
+                "their own"
             )
         roots = None if anywhere else StorageRoots(config.storage_roots, config.storage_options)
         _core.keep_freed_memory()  # else each large request is received into new pages
@@ -125,19 +132,12 @@ class Server:
             addresses = []
             for k in range(config.threads):
                 service = _core.Service(welcome.slots, tier=space)
-                loop = start_loop(
-                    service,
-                    context,
-                    join_address(bindable(host), port + k if port else 0),
-                    keys=keys,
-                    heartbeat=welcome.heartbeat,
-                )
+                loop = start_loop(service, context, _numbered(bind, k), keys=keys, heartbeat=welcome.heartbeat)
                 undo.callback(loop.stop)
                 undo.callback(TaskRunner(service, roots).stop)
                 services.append(service)
                 self._loops.append(loop)
-                reached = config.advertise or ("" if host in ("", "*") else host)
-                addresses.append(join_address(reached, split(loop.address, wildcard=True)[1]))
+                addresses.append(_advertised(bind, loop.address, config.advertise))
             wanted = Join(config.rank, tuple(addresses), node=self.node, spare=config.spare)
             joined = self._scheduler.join(wanted, config.timeout)
             code.check(table.form for table in joined.tables)
@@ -298,3 +298,27 @@ class Server:
     def close(self) -> None:
         """End without leaving the cluster, which :meth:`run` does."""
         self._closing.close()
+
+
+def _choose(scheduler: str) -> str:
+    """Choose where to listen: where the scheduler does, in its directory or at any free port."""
+    path = socket_path(scheduler)
+    if path is not None:
+        return f"ipc://{os.path.dirname(path)}/server-{secrets.token_hex(4)}"
+    return join_address("127.0.0.1" if is_local(scheduler) else "0.0.0.0", 0)
+
+
+def _numbered(bind: str, number: int) -> str:
+    """Return the address at which the endpoint of this number listens."""
+    if socket_path(bind) is not None:
+        return f"{bind}-{number}"
+    host, port = split(bind, wildcard=True)
+    return join_address(bindable(host), port + number if port else 0)
+
+
+def _advertised(bind: str, bound: str, advertise: str | None) -> str:
+    """Return the address at which others reach an endpoint; an empty host: that of the scheduler's connection."""
+    if socket_path(bound) is not None:
+        return bound
+    host = split(bind, wildcard=True)[0]
+    return join_address(advertise or ("" if host in ("", "*") else host), split(bound, wildcard=True)[1])
