@@ -243,10 +243,12 @@ def compiled(folder: Path) -> Path:
 def peers() -> Iterator[tuple[Pyzmq, Native]]:
     """Run the other sides of both peers for the length of a ``with`` block."""
     with contextlib.ExitStack() as stack:
-        library = compiled(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        library = compiled(folder)
 
-        def started(*arguments: str | Path) -> tuple[str, int]:
-            command = [sys.executable, "-m", "client.peers", *arguments]
+        def started(name: str, *arguments: str | Path) -> tuple[str, int]:
+            address = f"ipc://{folder / name}"  # as the processes of a launch
+            command = [sys.executable, "-m", "client.peers", address, *arguments]
             paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
             env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
@@ -254,16 +256,16 @@ def peers() -> Iterator[tuple[Pyzmq, Native]]:
             assert process.stdout is not None
             return process.stdout.readline().strip(), process.pid
 
-        raw, native = Pyzmq(*started()), Native(*started(library), library)
+        raw, native = Pyzmq(*started("raw")), Native(*started("native", library), library)
         stack.callback(raw.close)
         stack.callback(native.close)
         yield raw, native
 
 
-def serve(library: str | None) -> None:
+def serve(address: str, library: str | None) -> None:
     """Answer, by Python or by C++, until the process is killed."""
     router = zmq.Context().socket(zmq.ROUTER)
-    router.bind("tcp://127.0.0.1:*")
+    router.bind(address)
     print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
     if library is not None:
         load(Path(library)).pair_serve(module(), router.underlying)
@@ -275,4 +277,4 @@ def serve(library: str | None) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1] if len(sys.argv) > 1 else None)
+    serve(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
