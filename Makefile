@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(shell find csrc python/shoal -name '*.cc' -o -name '*.h' -o -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 PACKAGE := $(NATIVE) $(shell find csrc python/shoal -type d -not -name __pycache__ -o -name '*.py' -o -name '*.pyi' 2>/dev/null) \
            pyproject.toml CMakeLists.txt LICENSE $(wildcard licenses/*)
-CPP := $(shell find csrc tests/cpp bench/cpp python/shoal -name '*.cc' -o -name '*.h' 2>/dev/null)
+CPP := $(shell find csrc tests/cpp bench/cpp examples python/shoal -name '*.cc' -o -name '*.h' 2>/dev/null)
 PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
@@ -275,7 +275,7 @@ fuzz_seeds_of = tests/fuzz/$*/corpus
 $(FUZZED:%=$(FUZZ)/fuzz_%): $(FUZZ)/fuzz_%: $(NATIVE) $(wildcard tests/fuzz/*/*.cc tests/cpp/*_input.h)
 	$(say) 'building the fuzzer of the $* ($@)'
 	@mkdir -p $(FUZZ_NATIVE)
-	@printf '%s\n' $(filter-out %/data_loop.cc %/stream_sockets.cc %/socket.cc %/zmq.cc,$(wildcard $(patsubst %,csrc/%/*.cc,base optim batch table policy shard wire transport server))) \
+	@printf '%s\n' $(filter-out %/data_loop.cc %/stream_sockets.cc %/dealer.cc %/socket.cc %/zmq.cc,$(wildcard $(patsubst %,csrc/%/*.cc,base optim batch table policy shard wire transport server))) \
 	    tests/fuzz/$*/fuzz_$*.cc | xargs -P $(JOBS) -I{} sh -c '$(FUZZ_CXX) -std=c++20 -g -O1 -ffp-contract=off -DSHOAL_CHECKED -DSHOAL_SANITIZED \
 	    -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/cpp -c {} -o $(FUZZ_NATIVE)/$$(basename {} .cc).o'
 	@$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $$(ls $(FUZZ_NATIVE)/*.o | grep -v -e /fuzz_) $(FUZZ_NATIVE)/fuzz_$*.o -pthread -o $@

@@ -30,7 +30,8 @@ CSRC = {
     "wire": "base optim",
     "transport": "base wire",
     "server": "base optim batch policy shard tier wire transport",
-    "bind": "base cache kernel optim batch table names policy shard tier export wire transport server",
+    "client": "base wire transport",
+    "bind": "base cache kernel optim batch table names policy shard tier export wire transport server client",
 }
 
 PYTHON = {

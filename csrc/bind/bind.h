@@ -93,9 +93,10 @@ void add_tiered_shard(pybind11::module_& module);
 void add_user_step(pybind11::module_& module);
 void add_user_function(pybind11::module_& module);
 void add_wire(pybind11::module_& module);
+void add_requests(pybind11::module_& module);
+void add_client(pybind11::module_& module);
 void add_service(pybind11::module_& module);
 void add_data_loop(pybind11::module_& module);
-void add_zero_copy_sender(pybind11::module_& module);
 void add_export(pybind11::module_& module);
 
 }  // namespace shoal::bind

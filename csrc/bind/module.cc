@@ -16,8 +16,9 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_user_step(module);
   shoal::bind::add_user_function(module);
   shoal::bind::add_wire(module);
+  shoal::bind::add_requests(module);
+  shoal::bind::add_client(module);
   shoal::bind::add_service(module);
   shoal::bind::add_data_loop(module);
-  shoal::bind::add_zero_copy_sender(module);
   shoal::bind::add_export(module);
 }

@@ -15,9 +15,8 @@
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "bind/buffer_view.h"
-#include "bind/received_message.h"
-#include "server/key_list_cache.h"
 #include "wire/counts.h"
+#include "wire/digest.h"
 #include "wire/significance.h"
 #include "wire/times.h"
 #include "wire/values.h"
@@ -66,17 +65,9 @@ py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8
   return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 
-// Frames, as passed by Python, with the owner of their memory: a received message, or a sequence of buffers.
+// Frames, as passed by Python: a sequence of buffers.
 struct FrameList {
-  explicit FrameList(const py::object& source) {
-    if (py::isinstance<ReceivedMessage>(source)) {
-      received = source;
-      MultipartMessage& message = source.cast<ReceivedMessage&>().message;
-      for (std::size_t i = 0; i < message.count(); ++i) {
-        frames.push_back(message.frame(i));
-      }
-      return;
-    }
+  explicit FrameList(const py::iterable& source) {
     for (const py::handle frame : source) {
       frames.push_back(borrowed.emplace_back(frame).bytes());
     }
@@ -84,19 +75,18 @@ struct FrameList {
 
   std::vector<wire::Frame> frames;
   std::vector<BufferView> borrowed;
-  py::object received;
 };
 
 // A message with the memory that it views.
 struct Message {
-  explicit Message(const py::object& source) : from(source) {}
+  explicit Message(const py::iterable& source) : from(source) {}
 
   FrameList from;
   std::optional<BufferView> into;
   wire::Decoded decoded;
 };
 
-std::unique_ptr<Message> decode(const py::object& source, bool replies, std::uint64_t payload_bytes,
+std::unique_ptr<Message> decode(const py::iterable& source, bool replies, std::uint64_t payload_bytes,
                                 const py::object& into) {
   auto message = std::make_unique<Message>(source);
   const auto& frames = message->from.frames;
@@ -117,7 +107,7 @@ std::unique_ptr<Message> decode(const py::object& source, bool replies, std::uin
 }
 
 // (sequence, part), or None if the header is invalid.
-py::object peek(const py::object& source) {
+py::object peek(const py::iterable& source) {
   const FrameList message(source);
   const auto header = wire::peek(message.frames);
   return header ? py::make_tuple(header->sequence, header->part()) : py::object(py::none());

@@ -1,8 +1,6 @@
 #include "server/data_loop.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -62,34 +60,6 @@ long timeout_until(Milliseconds time, Milliseconds now) noexcept {
 
 }  // namespace
 
-// An eventfd, which makes poll() return from another thread.
-class DataLoop::EventFd {
- public:
-  EventFd() : file_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    if (file_ < 0) {
-      throw TransportError(std::string("no eventfd for a data loop: ") + std::strerror(errno) +
-                           "; raise the limit of open files (ulimit -n)");
-    }
-  }
-  ~EventFd() { close(file_); }
-  EventFd(const EventFd&) = delete;
-  EventFd& operator=(const EventFd&) = delete;
-
-  int file() const noexcept { return file_; }
-  void signal() const noexcept {
-    const std::uint64_t one = 1;
-    static_cast<void>(
-        !write(file_, &one, sizeof(one)));  // fails only if the counter is full; then poll() returns anyway
-  }
-  void drain() const noexcept {
-    std::uint64_t counter = 0;
-    static_cast<void>(!read(file_, &counter, sizeof(counter)));
-  }
-
- private:
-  int file_;
-};
-
 // Written by the thread alone.
 struct DataLoop::Counts {
   using Count = std::atomic<std::uint64_t>;
@@ -112,7 +82,7 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, ReplicatedService& service, Lo
       service_(service),
       options_(std::move(options)),
       memory_(std::make_unique<Memory>()),
-      wake_event_(std::make_unique<EventFd>()),
+      wake_event_(std::make_unique<EventFd>("a data loop")),
       counts_(std::make_unique<Counts>()),
       durations_(std::make_unique<DurationHistograms>()) {
   SHOAL_CHECK(options_.heartbeat_ms <= 0 || options_.dead_after_ms > options_.heartbeat_ms,

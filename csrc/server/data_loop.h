@@ -36,6 +36,7 @@
 #include "server/replicated_service.h"
 #include "server/reply_queue.h"
 #include "server/stream_sockets.h"
+#include "transport/event_fd.h"
 #include "transport/multipart_message.h"
 #include "transport/socket.h"
 #include "transport/zmq.h"
@@ -120,7 +121,6 @@ class DataLoop {
   const DurationHistograms& durations() const noexcept { return *durations_; }
 
  private:
-  class EventFd;
   struct Counts;
   struct Memory;
 

@@ -4,9 +4,6 @@
 // same batch in later passes; from the second time on it sends 16 bytes instead of the list. A list is identified by all 128
 // bits of its digest and by its length, and is shared by all workers. After an eviction the worker sends the list again.
 //
-// Digest: MurmurHash3 x64 128 (Appleby, public domain) of the hashes as bytes, seeded by the job's number. Two different lists
-// collide by accident with probability 2^-128. It is not a cryptographic hash: a worker that may push can also send wrong data.
-//
 // Invariants
 //   I1  bytes() <= capacity; a list larger than the capacity is not kept.
 //   I2  find() returns what was passed to insert() with the same digest.
@@ -23,21 +20,9 @@
 #include <unordered_map>
 
 #include "base/buffer.h"
+#include "wire/digest.h"
 
 namespace shoal {
-
-struct Digest {
-  std::uint64_t first = 0;
-  std::uint64_t second = 0;
-
-  static constexpr std::size_t kBytes = 16;
-  // From its kBytes bytes on the wire.
-  static Digest read(std::span<const std::byte> bytes) noexcept;
-
-  friend bool operator==(const Digest&, const Digest&) = default;
-};
-
-Digest digest(std::span<const std::uint64_t> hashes, std::uint32_t seed) noexcept;
 
 class KeyListCache {
  public:

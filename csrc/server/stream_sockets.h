@@ -27,8 +27,8 @@
 
 #include "server/replicated_service.h"
 #include "server/reply_queue.h"
+#include "transport/dealer.h"
 #include "transport/multipart_message.h"
-#include "transport/socket.h"
 #include "transport/zmq.h"
 
 namespace shoal {
@@ -49,8 +49,6 @@ struct StreamSocketCounts {
 
 class StreamSockets {
  public:
-  // A smaller frame is copied.
-  static constexpr std::size_t kMinSharedBytes = std::size_t{16} << 10U;
   // Pauses before a socket is opened again.
   static constexpr Milliseconds kMinPauseMs = 20;
   static constexpr Milliseconds kMaxPauseMs = 500;
@@ -83,12 +81,10 @@ class StreamSockets {
   const StreamSocketCounts& counts() const noexcept { return counts_; }
 
  private:
-  struct Connection;
   struct Stream;
 
   void open(Stream& stream, Milliseconds now) noexcept;
   void drop(Stream& stream, Milliseconds now) noexcept;
-  bool has_ended(Stream& stream) noexcept;
   bool send(Stream& stream, const StreamMessage& message) noexcept;
   bool receive(Stream& stream, Milliseconds now, ReplyQueue& out) noexcept;
 

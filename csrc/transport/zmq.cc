@@ -9,7 +9,7 @@ namespace shoal {
 namespace zmq {
 
 std::span<const std::pair<std::string_view, int>> names() noexcept {
-  static constexpr std::array<std::pair<std::string_view, int>, 28> all{{
+  static constexpr std::array<std::pair<std::string_view, int>, 30> all{{
       {"PAIR", kPair},
       {"DEALER", kDealer},
       {"ROUTER", kRouter},
@@ -17,6 +17,8 @@ std::span<const std::pair<std::string_view, int>> names() noexcept {
       {"DONTWAIT", kDontWait},
       {"POLLIN", kPollIn},
       {"EVENT_DISCONNECTED", kEventDisconnected},
+      {"EVENT_HANDSHAKE_SUCCEEDED", kEventGreeted},
+      {"FD", kFile},
       {"LINGER", kLinger},
       {"RECONNECT_IVL", kReconnectInterval},
       {"BACKLOG", kBacklog},
@@ -88,6 +90,8 @@ Zmq Zmq::of(const std::string& module) {
   library.find("zmq_version", zmq.version);
   library.find("zmq_errno", zmq.error);
   library.find("zmq_strerror", zmq.error_text);
+  library.find("zmq_ctx_new", zmq.new_context);
+  library.find("zmq_ctx_term", zmq.end_context);
   library.find("zmq_socket", zmq.socket);
   library.find("zmq_close", zmq.close);
   library.find("zmq_setsockopt", zmq.set);
@@ -117,6 +121,13 @@ Zmq Zmq::of(const std::string& module) {
                          std::to_string(patch) + " is loaded, 4.3 or a later 4.x is needed: upgrade pyzmq");
   }
   return zmq;
+}
+
+Zmq Zmq::open(const std::string& library) {
+  if (dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) == nullptr) {
+    throw TransportError("no libzmq can be loaded: " + std::string(dlerror()));
+  }
+  return of(library);
 }
 
 }  // namespace shoal

@@ -1,10 +1,11 @@
-// Zmq: the functions of the libzmq that pyzmq has loaded.
+// Zmq: the functions of a libzmq: of the one that pyzmq has loaded, or in a program without Python of a library file.
 //
 // Algorithm. A context belongs to one copy of libzmq, and Python creates it; the loops in C++ therefore have to use the same
 // copy. pyzmq's extension module is already loaded: dlsym() on its handle searches it and the libraries that it was linked
 // with, and returns the functions that pyzmq itself calls, wherever its wheel has put them. Nothing is linked or bundled.
 //
 //   of(module)       the functions of the module with this path; TransportError if they are not found
+//   open(library)    those of a libzmq, which is loaded for the rest of the process
 //   names()          the constants below by pyzmq's names; there is no header to include, so a test compares the values
 //
 // A struct of function pointers, so that a test can substitute its own.
@@ -39,8 +40,10 @@ inline constexpr int kDontWait = 1;
 inline constexpr short kPollIn = 1;
 
 inline constexpr int kEventDisconnected = 0x200;
+inline constexpr int kEventGreeted = 0x1000;  // the handshake has succeeded
 
-inline constexpr int kLinger = 17;  // options
+inline constexpr int kFile = 14;  // options
+inline constexpr int kLinger = 17;
 inline constexpr int kReconnectInterval = 18;
 inline constexpr int kBacklog = 19;
 inline constexpr int kMaxReconnectInterval = 21;
@@ -83,10 +86,13 @@ struct PollItem {
 
 struct Zmq {
   static Zmq of(const std::string& module);
+  static Zmq open(const std::string& library);
 
   void (*version)(int*, int*, int*);
   int (*error)();
   const char* (*error_text)(int);
+  void* (*new_context)();
+  int (*end_context)(void* context);  // waits until its sockets are closed
   void* (*socket)(void* context, int type);
   int (*close)(void* socket);
   int (*set)(void* socket, int option, const void* value, std::size_t bytes);

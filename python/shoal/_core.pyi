@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, overload
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -809,22 +809,270 @@ def filter_significant(
     rows: npt.NDArray[np.float32], hashes: npt.NDArray[np.uint64], threshold: float, seed: int, call: int
 ) -> tuple[npt.NDArray[np.float32], int, int, float]: ...
 def decode(
-    frames: Sequence[Any] | ReceivedMessage,
+    frames: Iterable[Any],
     *,
     replies: bool = True,
     payload_bytes: int = 1073741824,
     into: Any | None = None,
 ) -> Message: ...
-def peek(frames: Sequence[Any] | ReceivedMessage) -> tuple[int, int] | None: ...
+def peek(frames: Iterable[Any]) -> tuple[int, int] | None: ...
 
-class ReceivedMessage:
-    @property
-    def nbytes(self) -> int: ...
-    def __len__(self) -> int: ...
+class ClientDefect(enum.IntEnum):
+    NONE = 0
+    FORGETS_REFUSED_SLOTS = 1
+    RESENDS_WITH_A_NEW_SEQUENCE = 2
+    TAKES_EARLY_FOR_DONE = 3
+    TICKS_BEFORE_ITS_READS = 4
+    TICKS_BEFORE_ITS_PUSHES_ARE_EVERYWHERE = 5
+    SENDS_ONCE = 6
+    DONE_BY_THE_FIRST_PART = 7
+    TAKES_ANY_ANSWER = 8
+    KEEPS_ITS_OLD_MAP = 9
+    RENUMBERS_PUSHES = 10
+    RENUMBERS_OTHER_WRITES = 11
+    LOSES_COUNTS = 12
+    TAKES_ROWS_BEHIND_A_REPEATED_PUSH = 13
+    LEAVES_BEFORE_A_FILTERED_PUSH = 14
 
-class ZeroCopySender:
-    def __init__(self, module: str) -> None: ...
+class Policy:
+    def __init__(
+        self,
+        *,
+        resend_after: float = 1.0,
+        backoff: float = 2.0,
+        longest: float = 30.0,
+        bytes_per_second: float = 10000000.0,
+        deferred_after: float = 5.0,
+        pause: float = 0.02,
+        longest_pause: float = 1.0,
+        credit: int = 67108864,
+        message_bytes: int = 1048576,
+        largest_message: int = 67108864,
+    ) -> None: ...
+
+class Filter:
+    def __init__(
+        self,
+        *,
+        key_caching: bool,
+        zeros: bool,
+        gradients: int,
+        weights: int,
+        threshold: float,
+        seed: int,
+        job: int,
+    ) -> None: ...
+    def metrics(self) -> dict[str, float]: ...
+
+# A shoal.cluster.protocol.slot_map.ClusterMap.
+class _Map(Protocol):
     @property
-    def borrowed(self) -> int: ...
-    def send(self, socket: int, frames: Sequence[Any]) -> int: ...
-    def receive(self, socket: int) -> ReceivedMessage | None: ...
+    def epoch(self) -> int: ...
+    @property
+    def endpoints(self) -> Iterable[Any]: ...
+    @property
+    def arcs(self) -> Iterable[Any]: ...
+    @property
+    def streams(self) -> Iterable[Any]: ...
+
+class SubmittedCall:
+    @property
+    def op(self) -> int: ...
+    @property
+    def table(self) -> int: ...
+    @property
+    def clock(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def serial(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def included(self) -> int | None: ...
+    @property
+    def error(self) -> ShoalError | None: ...
+    def done(self) -> bool: ...
+    def get(self) -> Any: ...
+
+class Requests:
+    def __init__(
+        self,
+        worker: tuple[int, int, int],
+        map: _Map,
+        policy: Policy = ...,
+        *,
+        atomic_clocks: bool = True,
+        defect: ClientDefect = ...,
+    ) -> None: ...
+    @property
+    def wants_map(self) -> bool: ...
+    @property
+    def repetitions(self) -> int: ...
+    @property
+    def timers(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def counts(self) -> dict[str, int]: ...
+    def submit(
+        self,
+        op: int,
+        table: int,
+        clock: int,
+        now: float,
+        deadline: float,
+        *,
+        after: Iterable[SubmittedCall] = (),
+        follows: SubmittedCall | None = None,
+        on_done: Callable[[SubmittedCall], object] | None = None,
+        traced: bool = False,
+        **what: Any,
+    ) -> SubmittedCall: ...
+    def tick(
+        self,
+        clock: int,
+        tables: Sequence[int],
+        now: float,
+        deadline: float,
+        *,
+        on_done: Callable[[SubmittedCall], object] | None = None,
+        traced: bool = False,
+    ) -> SubmittedCall: ...
+    def receive(self, address: str, frames: Iterable[Any], now: float) -> bool: ...
+    def on_time(self, now: float) -> None: ...
+    def next_time(self) -> float | None: ...
+    def reconnected(self, address: str, reason: str, now: float) -> None: ...
+    def set_map(self, map: _Map, now: float) -> None: ...
+    def lose(self, server: int, reason: str, now: float) -> None: ...
+    def close(self, error: Exception, now: float) -> None: ...
+    def take_outgoing(self) -> list[tuple[str, list[bytes]]]: ...
+    def verify(self) -> str: ...
+
+class Call:
+    @property
+    def clock(self) -> int: ...
+    @property
+    def serial(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def included(self) -> int | None: ...
+    @property
+    def error(self) -> ShoalError | None: ...
+    def done(self) -> bool: ...
+    def result(self, timeout: float | None = None) -> Any: ...
+    def settle(self, timeout: float | None = None) -> None: ...
+    def add_done_callback(self, function: Callable[[Call], object]) -> None: ...
+    def is_of(self, client: Client) -> bool: ...
+
+# Of a message: address, server, keys, first and last time that it was sent, end, bytes sent and received, whether it
+# was answered, nanoseconds in the server and in its shard, events.
+_PartTrace: TypeAlias = tuple[
+    str, int, int, float, float, float, int, int, bool, tuple[int, int] | None, list[tuple[str, float]]
+]
+# Of a call: serial, end, error, messages.
+_CallTrace: TypeAlias = tuple[int, float, ShoalError | None, list[_PartTrace]]
+
+class Client:
+    def __init__(
+        self,
+        module: str,
+        context: int,
+        worker: tuple[int, int, int],
+        map: _Map,
+        *,
+        policy: Policy = ...,
+        atomic_clocks: bool = True,
+        clock: int = 0,
+        timeout: float = 60.0,
+        report: Callable[[], None] | None = None,
+        curve_server: str = "",
+        curve_public: str = "",
+        curve_secret: str = "",
+        heartbeat_ms: int = 2000,
+        silent_ms: int = 10000,
+        handshake_ms: int = 5000,
+    ) -> None: ...
+    @property
+    def clock(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def repetitions(self) -> int: ...
+    @property
+    def has_pending(self) -> bool: ...
+    @property
+    def has_pushed(self) -> bool: ...
+    @property
+    def has_unobserved(self) -> bool: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def here(self) -> bool: ...
+    @property
+    def connections(self) -> list[str]: ...
+    def begin(self, op: int, table: int, *, after: Iterable[Call] = (), traced: bool = False, **what: Any) -> Call: ...
+    def pull(
+        self,
+        table: int,
+        batch: KeyBatch,
+        rows: npt.NDArray[np.float32],
+        dim: int,
+        filter: Filter | None = None,
+        after: Iterable[Call] = (),
+        follows: Call | None = None,
+        traced: bool = False,
+    ) -> Call: ...
+    def pull_per_key(
+        self,
+        table: int,
+        batch: KeyBatch,
+        rows: npt.NDArray[np.float32],
+        dim: int,
+        pool: ThreadPool,
+        filter: Filter | None = None,
+        after: Iterable[Call] = (),
+        follows: Call | None = None,
+        traced: bool = False,
+    ) -> Call: ...
+    def push(
+        self,
+        table: int,
+        batch: KeyBatch | SummedBatch,
+        grads: npt.NDArray[np.float32],
+        dim: int,
+        counts: npt.NDArray[np.uint32] | None = None,
+        filter: Filter | None = None,
+        after: Iterable[Call] = (),
+        traced: bool = False,
+    ) -> Call: ...
+    def push_per_key(
+        self,
+        table: int,
+        batch: KeyBatch,
+        grads: npt.NDArray[np.float32],
+        dim: int,
+        pool: ThreadPool,
+        integers: bool = False,
+        counts: npt.NDArray[np.uint32] | None = None,
+        filter: Filter | None = None,
+        after: Iterable[Call] = (),
+        traced: bool = False,
+    ) -> Call: ...
+    def tick(self, traced: bool = False) -> Call: ...
+    def drain(self, timeout: float | None = None) -> None: ...
+    def check(self) -> None: ...
+    def wait_for_work(self) -> bool: ...
+    def run_noticed(self) -> None: ...
+    def take_traced(self) -> list[_CallTrace]: ...
+    def take_failed(self) -> list[tuple[ShoalError, dict[str, Any]]]: ...
+    def take_unobserved(self) -> list[ShoalError]: ...
+    def takes_map_request(self) -> bool: ...
+    def set_map(self, map: _Map) -> None: ...
+    def lose(self, server: int, reason: str) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+    def leave(self) -> None: ...
+    def close(self) -> None: ...
+    def metrics(self) -> dict[str, int]: ...
+    def durations(self) -> dict[str, tuple[float, dict[int, int]]]: ...

@@ -21,9 +21,7 @@ from requests_by_hand import MAP, batch
 from shoal import _core
 from shoal.base import logs
 from shoal.cli import main
-from shoal.cluster.worker.calls import WorkerIdentity
-from shoal.cluster.worker.channel import Channel
-from shoal.cluster.worker.requests import Requests
+from shoal.cluster.worker.channel import Channel, Role, WorkerIdentity
 from shoal.errors import ServerLostError
 
 
@@ -139,7 +137,7 @@ def test_lines_of_workers_become_events_once(as_json):
 
 
 def test_failed_calls_are_logged_with_their_numbers_once_in_a_while(caplog):
-    channel = Channel(Requests(WorkerIdentity(3, 2, 77), MAP))
+    channel = Channel(Role(WorkerIdentity(3, 2, 77), MAP))
     try:
         pull = {"hashes": batch(8).hashes, "begins": batch(8).offsets, "out": np.zeros((8, 2), np.float32), "dim": 2}
         failed = [channel.begin(_core.Op.PULL, 1, **pull) for _ in range(2)]

@@ -403,7 +403,7 @@ def test_a_server_that_makes_no_progress_is_named(chains: Any, held: Any, monkey
     monkeypatch.setattr(coordination, "STALL_SECONDS", 0.3)
     with one_cluster() as (_, (store,)):
         tables_of(store)
-        monkeypatch.setattr(type(store.channel), "timeout", 0.3)
+        monkeypatch.setattr(type(store.channel.client), "timeout", 0.3)
         with pytest.raises(
             DeadlineExceededError, match=r"server 0 at tcp\S+ has made no progress with the load for \d+ s"
         ):

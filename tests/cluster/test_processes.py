@@ -21,9 +21,9 @@ import pytest
 import shoal
 from cluster_fakes import HeldPort, Wire, declare_dead
 from processes import Processes, server_processes
-from shoal import _core
 from shoal.cluster.launch import local_cluster
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.errors import DeadlineExceededError, FencedError, NotConnectedError, ServerLostError, ShoalError
 from tiers import long_after
 
@@ -571,14 +571,14 @@ def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_wh
     wire.close()
 
 
-def test_a_clock_whose_tick_reached_one_server_counts_on_both_when_its_worker_dies(cluster):
+def test_a_clock_whose_tick_reached_one_server_counts_on_both_when_its_worker_dies(cluster, monkeypatch):
     wire = Wire(cluster.address)
+    second = through_a_wire(monkeypatch, 1)
     with connect_both(cluster, wire) as (store, dying):
         table = table_of(store)
         begin = table.pull(KEYS)
-        endpoint = dying.channel._requests.map.endpoints[1]
-        loses_ticks(dying.channel, endpoint.address)
-        table_of(dying).push(KEYS, ONES)
+        table_of(dying).push(KEYS, ONES).result()
+        second[0].cut()
         dying.tick()
         until(lambda: [figures["clocks"][1] for figures in store.server_metrics()] == [1, 0])
         wire.cut()
@@ -589,21 +589,24 @@ def test_a_clock_whose_tick_reached_one_server_counts_on_both_when_its_worker_di
         assert len({int(figures[0]) for figures in table.shard.endpoint_stats()}) == 1  # steps
         wire.mend()
     wire.close()
+    second[0].close()
 
 
-def loses_ticks(channel, address):
-    """Let no tick reach an endpoint."""
-    send, outgoing = channel._send, channel._requests.outgoing
+def through_a_wire(monkeypatch, rank):
+    """Connect a worker that joins to the second endpoint by a wire; returns where the wire will be."""
+    join, wires = ClusterStore._join, []
 
-    def send_others():
-        messages = list(outgoing)
-        outgoing.clear()
-        for target, frames in messages:
-            if target != address or _core.decode([bytes(frame) for frame in frames], replies=False).op != _core.Op.TICK:
-                outgoing.append((target, frames))
-        send()
+    def join_through(store):
+        role = join(store)
+        if role.worker.rank != rank:
+            return role
+        first, second = role.map.endpoints
+        wires.append(Wire(second.address))
+        endpoints = first, msgspec.structs.replace(second, address=wires[0].address)
+        return role._replace(map=msgspec.structs.replace(role.map, endpoints=endpoints))
 
-    channel._send = send_others
+    monkeypatch.setattr(ClusterStore, "_join", join_through)
+    return wires
 
 
 @contextlib.contextmanager

@@ -340,7 +340,7 @@ def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead
     _, may = held
     with two_workers(held, tmp_path / "one") as (two, handle):
         two.member.gone.add((two.member.job, 0))  # as it hears before the servers do
-        monkeypatch.setattr(type(two.channel), "timeout", 0.3)
+        monkeypatch.setattr(type(two.channel.client), "timeout", 0.3)
         with pytest.raises(shoal.errors.SaveConflictError, match="worker 0 is saving these tables"):
             two.save(tmp_path / "two")  # they never hear
         monkeypatch.undo()
@@ -391,12 +391,11 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
 
     start_loop = cluster_standin.start_loop
     monkeypatch.setattr(cluster_standin, "start_loop", through_a_wire)
-    with cluster(2, slots=SLOTS) as made, joined(made.address, 1) as (store,):
+    with cluster(2, slots=SLOTS) as made, joined(made.address, 1, timeout=6.0) as (store,):
         clocks(store, 0, 3)
         may.set()
         store.save(tmp_path)
         before = leftovers(tmp_path)
-        store._timeout = store.channel._timeout = 3.0
         may.clear()
         begun.clear()
         handle = store.save(tmp_path, wait=False, overwrite=True)
@@ -405,7 +404,6 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
         with pytest.raises(shoal.errors.DeadlineExceededError, match=rf"server 1 at {wires[1].address}"):
             handle.result()
         wires[1].mend()
-        store._timeout = store.channel._timeout = TIMEOUT
         same(tmp_path, alone / "0")
 
         def saves_begun() -> int:

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,16 @@ def test_replicas_loses_no_push():
     out = run("replicas.py", "--servers", 3, "--kills", 2, "--keys", 1000)
     assert len(re.findall(r"^clock \d+: server \d+ killed, seed \d+$", out, re.MULTILINE)) == 2
     assert re.search(r"gradients in \d+ clocks: all rows are exact; slowest clock \d+\.\d+ s$", out.strip())
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_cpp_worker_pushes_and_pulls_without_python(tmp_path):
+    """By the command on the top of the file, but for the optimization, which takes as long again."""
+    command = re.search(r"^//   (g\+\+ .+)$", (ROOT / "examples" / "cpp_worker.cc").read_text(), re.MULTILINE)[1]
+    command = command.replace("-O2", "-O0").replace("-o cpp_worker", f"-o {tmp_path}/cpp_worker")
+    subprocess.run(["sh", "-c", command], cwd=ROOT, check=True, timeout=300)
+    out = run("cpp_worker.py", tmp_path / "cpp_worker")
+    assert out == "".join(f"clock {clock}: 1000 rows are -{clock}\n" for clock in range(1, 6))
 
 
 def test_from_criteo_trains_measures_saves_loads_and_predicts(tmp_path):

@@ -293,7 +293,7 @@ def test_gradients_that_are_not_finite_leave_their_row_and_are_counted(filled):
 def test_flush_waits_for_all_pushes(store, table):
     pushes = [table.push(KEYS, grads()) for _ in range(20)]
     store.flush(timeout=TIMEOUT)
-    assert all(push.done for push in pushes)
+    assert all(push.done() for push in pushes)
     assert table.stats().step == 20
 
 

@@ -12,7 +12,7 @@ import shoal
 from cluster_standin import described
 from shoal import _core
 from shoal._core import Op
-from shoal.cluster.worker.calls import WorkerIdentity
+from shoal.cluster.worker.channel import WorkerIdentity
 from shoal.table.spec import TableSpec
 
 SLOTS = 16

@@ -38,13 +38,16 @@ class Boundaries:
 
 
 class Calls:
-    """Counts what a store sends, and kills it before a call of some number."""
+    """Counts what a store sends, and kills it before a call of some number. Made before its tables, which keep it."""
 
     def __init__(self, store: ClusterStore, last: int | None) -> None:
         self.count = 0
         self._last = last
-        for thing, name in ((store.channel, "begin"), (store._scheduler, "ask")):
-            setattr(thing, name, self._counted(getattr(thing, name)))
+        calls = store.channel.calls
+        for name in ("pull", "pull_per_key", "push", "push_per_key", "begin", "tick"):
+            setattr(self, name, self._counted(getattr(calls, name)))
+        store.channel.calls = self
+        store._scheduler.ask = self._counted(store._scheduler.ask)
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **more: Any) -> Any:

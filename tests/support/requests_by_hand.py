@@ -1,13 +1,17 @@
 """A worker's requests, answered by hand."""
 
+from collections import Counter
+
 import numpy as np
 
 from shoal import _core
+from shoal._core import Policy, Requests
 from shoal.cluster.protocol.slot_map import cut_evenly
-from shoal.cluster.worker.calls import Policy, WorkerIdentity
-from shoal.cluster.worker.requests import Requests
 
 Op, Status, Dtype = _core.Op, _core.Status, _core.WireDtype
+
+
+WINDOW = 64  # sequences that a slot remembers
 
 
 THREAD = _core.ThreadPool(1)
@@ -47,7 +51,20 @@ class Asked:
 
 
 def requests(atomic_clocks=True, **policy):
-    return Requests(WorkerIdentity(3, 2, 77), MAP, Policy(**policy), atomic_clocks=atomic_clocks)
+    return Requests((3, 2, 77), MAP, Policy(**policy), atomic_clocks=atomic_clocks)
+
+
+def make_filter(filters, rank=3, incarnation=2, job=77):
+    """The filter of a worker's calls."""
+    return _core.Filter(
+        key_caching=filters.key_caching, zeros=filters.zeros, gradients=Dtype[filters.gradients.upper()],
+        weights=Dtype[filters.weights.upper()], threshold=filters.threshold,
+        seed=filters.seed ^ (rank << 32 | incarnation), job=job,
+    )  # fmt: skip
+
+
+def counts_of(filter):
+    return Counter(filter.metrics())
 
 
 def batch(n, first=0):
@@ -55,9 +72,8 @@ def batch(n, first=0):
 
 
 def taken(r):
-    asked = [Asked(address, frames) for address, frames in r.outgoing]
-    r.outgoing.clear()
-    return asked
+    assert r.verify() == ""
+    return [Asked(address, frames) for address, frames in r.take_outgoing()]
 
 
 def pull(r, n=40, clock=0, now=0.0, deadline=60.0, **fields):

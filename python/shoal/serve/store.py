@@ -44,6 +44,10 @@ class _ExportShard:
     def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> None:
         self._table.native.pull(batch.hashes, rows, self._table.workers, hashed=True)
 
+    @property
+    def expands_later(self) -> bool:
+        return False
+
     def pull_per_key(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
     ) -> Waitable:

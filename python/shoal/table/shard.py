@@ -4,7 +4,7 @@ Threads: implementations are safe from any thread.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self, cast
+from typing import NoReturn, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,6 @@ from shoal.table.spec import TableRecord, TableSpec
 from shoal.user_functions import Description, failure
 
 OTHER_STORE = "after takes futures of calls of the same store, got one of another store: wait for it instead"
-
-
-class PendingPush(Waitable, Protocol):
-    """A push in progress."""
-
-    def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        """Read the row of each input key, as it is after this push."""
 
 
 class PendingAnswers(Waitable, Protocol):
@@ -55,6 +48,10 @@ class ShardReader(Protocol):
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
     ) -> Waitable | None:
         """Read the row of each unique key. None: the call is complete."""
+
+    @property
+    def expands_later(self) -> bool:
+        """Whether `pull_per_key` pulls unique rows, which its result copies to the input keys."""
 
     def pull_per_key(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
@@ -96,7 +93,7 @@ class Shard(ShardReader, Protocol):
         clock: int = 0,
         locations: _core.RowLocations | None = None,
         /,
-    ) -> PendingPush | int:
+    ) -> Waitable | int:
         """Apply one step with a gradient for each unique key. A number: the call is complete.
 
         ``counts`` are the occurrences of each key, None if the table's rules do not use them. ``clock`` is the local
@@ -111,8 +108,11 @@ class Shard(ShardReader, Protocol):
         clock: int = 0,
         locations: _core.RowLocations | None = None,
         /,
-    ) -> PendingPush | int:
+    ) -> Waitable | int:
         """Apply one step with a gradient for each input key, like `push` of their sums."""
+
+    def pull_after(self, push: Waitable, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+        """Read the row of each input key, as it is after a push that is not complete."""
 
     def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> None:
         """Set weights; ``clock`` as for ``push``."""
@@ -205,6 +205,15 @@ class LocalCalls:
 
     def after(self, requests: Sequence[Waitable], /) -> Self:
         """Refuse: no request of this store is under way when a call returns."""
+        raise ValueError(OTHER_STORE)
+
+    @property
+    def expands_later(self) -> bool:
+        """False: rows are written to their positions at once."""
+        return False
+
+    def pull_after(self, push: Waitable, batch: _core.KeyBatch, rows: Rows, /) -> NoReturn:
+        """Refuse: every push of this store is complete."""
         raise ValueError(OTHER_STORE)
 
     @property

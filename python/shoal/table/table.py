@@ -238,7 +238,8 @@ class Table:
     def _pull_into(self, reader: ShardReader, batch: KeyBatch, rows: AnyRows) -> Future[AnyRows]:
         # One pass needs no buffer of unique rows, but its writes are scattered.
         floats = as_floats(rows)
-        if self._floats >= _ONE_PASS_DIM and len(batch) >= _ONE_PASS_UNIQUE * batch.input_size:
+        is_sparse = self._floats >= _ONE_PASS_DIM and len(batch) >= _ONE_PASS_UNIQUE * batch.input_size
+        if is_sparse or reader.expands_later:
             return Future(reader.pull_per_key(batch.native, floats), lambda: rows)
         return pull_and_expand(reader.pull, batch.native, floats, self._workers, rows)
 
@@ -331,7 +332,7 @@ class Table:
             pushed = shard.push(batch.native, summed, counts, self._clock())
             if isinstance(pushed, int):
                 return self._pull_into(shard, batch, rows)
-            return Future(pushed.pull_per_key(batch.native, as_floats(rows)), lambda: rows)
+            return Future(shard.pull_after(pushed, batch.native, as_floats(rows)), lambda: rows)
 
         return self._rwlock.shared(both)
 

@@ -26,7 +26,7 @@ COPIED = map_of(2, (0, 8, A, 0), (8, 16, B, 1), backups=[(A, B)])  # the same sl
 class Channel:
     """Answers every request at once; the map changes with a request of some kind."""
 
-    timeout = 60.0
+    client = SimpleNamespace(timeout=60.0)
     numbers = 1  # in the answer to SAVE_BEGIN
 
     def __init__(self, op: int, map: Any) -> None:
@@ -49,7 +49,7 @@ class Channel:
                 raise shoal.ShoalError("there is no such save")
             return answer
 
-        return SimpleNamespace(call=SimpleNamespace(sequence=1, clock=0), result=result)
+        return SimpleNamespace(sequence=1, clock=0, result=result)
 
 
 @pytest.mark.parametrize("op", [_core.Op.SAVE_BEGIN, _core.Op.SAVE_POLL])

@@ -1,5 +1,6 @@
 """Metrics of servers and workers that are computed in Python, and their names."""
 
+import contextlib
 import re
 from types import SimpleNamespace
 
@@ -7,11 +8,13 @@ import numpy as np
 import pytest
 
 import shoal
+from channel_peer import ME, Peer, batch_of
+from maps import map_of
 from paths import ROOT
 from shoal.cluster.protocol import messages, metrics
 from shoal.cluster.protocol.health import _cumulative
 from shoal.cluster.server.counters import _COUNTERS, _GAUGES, ReplicationLag, ServerCounters
-from shoal.cluster.worker.call_metrics import CallMetrics
+from shoal.cluster.worker.channel import Channel, Role
 from shoal.store.activity import Activity
 from shoal.table.spec import MAX_NAME_LENGTH
 
@@ -141,13 +144,24 @@ def test_buckets_are_cumulative_and_their_bounds_are_seconds():
     assert list(found.values()) == sorted(found.values())
 
 
-def test_calls_and_training_are_counted():
-    calls = CallMetrics()
-    calls.settled(shoal._core.Op.PULL, 1e-3)
-    calls.settled(shoal._core.Op.PULL, 0.0)
-    calls.count_keys(10, 4)
-    assert calls.durations() == {"pull": metrics.Durations(1e-3, {1 << 19: 1, 1: 1})}
-    assert (calls.keys, calls.unique_keys) == (10, 4)
+def test_calls_and_their_keys_are_counted():
+    peer = Peer(0, 16)
+    with contextlib.closing(peer), contextlib.closing(Channel(Role(ME, map_of(1, peer.range)))) as channel:
+        batch = batch_of([1, 2, 3, 4, 4, 4, 3, 3, 2, 1])
+        for _ in range(2):
+            channel.calls.pull(0, batch, np.empty((4, 2), np.float32), 2).result()
+        found = channel.durations()
+        numbers = channel.metrics()
+    assert set(found) == {"pull"}
+    counts = found["pull"].counts  # by the least nanoseconds of a bucket, counted from 1
+    assert sum(counts.values()) == 2
+    least = sum((nanoseconds - 1) * count for nanoseconds, count in counts.items()) / 1e9
+    assert least <= found["pull"].seconds <= 2 * least + 2e-9
+    assert all(nanoseconds.bit_count() == 1 for nanoseconds in counts)
+    assert (numbers["keys"], numbers["unique_keys"]) == (20, 8)
+
+
+def test_training_is_counted():
     now = [0.0]
     activity = Activity(lambda: now[0])
     assert activity.values() == {"examples": 0}

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from requests_by_hand import counts_of
 from shoal import _core
 from shoal.cluster.worker.filters import Filters
 from shoal.errors import FencedError
@@ -75,7 +76,7 @@ def test_exact_filters_keep_every_promise(mode, deaths):
         cluster = run(seed, plan, forgetful if seed % 2 else _core.Service)
         assert violations(cluster) == [], f"seed {seed}"
         for client in cluster.clients:
-            counts += client.filter.counts
+            counts += counts_of(client.filter)
     assert min(counts[name] for name in ("lists_named", "lists_lost", "gradient_bytes_saved", "weight_bytes_saved")) > 0
 
 
@@ -94,9 +95,9 @@ def test_slots_that_move_keep_every_promise(plan, mode):
 @pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name):
-    service, requests, plan, checkers = PLANTED[name]
+    service, defect, plan, checkers = PLANTED[name]
     for seed in range(100):
-        if checkers & {checker for checker, _ in violations(run(seed, plan, service, requests))}:
+        if checkers & {checker for checker, _ in violations(run(seed, plan, service, defect))}:
             return
     pytest.fail(f"none of {sorted(checkers)} saw it in 100 schedules")
 

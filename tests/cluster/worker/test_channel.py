@@ -26,19 +26,15 @@ from channel_peer import (
 )
 from forks import in_child
 from maps import map_of
-from shoal._core import Op, Status
-from shoal.cluster.worker import channel as channels
-from shoal.cluster.worker.calls import Policy
-from shoal.cluster.worker.channel import Channel
+from shoal._core import Op, Policy, Status
+from shoal.cluster.worker.channel import Channel, Role
 from shoal.cluster.worker.remote_shard import RemoteShard
-from shoal.cluster.worker.requests import Requests
 
 
 @contextlib.contextmanager
 def connected(*peers, timeout=TIMEOUT, policy=None, **more):
-    where = map_of(1, *(peer.range for peer in peers))
-    requests = Requests(ME, where, policy or Policy(resend_after=0.05))
-    channel = Channel(requests, timeout=timeout, **more)
+    role = Role(ME, map_of(1, *(peer.range for peer in peers)))
+    channel = Channel(role, timeout=timeout, policy=policy or Policy(resend_after=0.05), **more)
     try:
         yield channel
     finally:
@@ -191,21 +187,33 @@ def test_closing_ends_the_calls_of_other_threads():
         channel.close()
 
 
-def test_whoever_asks_for_too_much_waits_until_some_of_it_is_done(monkeypatch):
-    monkeypatch.setattr(channels, "_MAX_PENDING_BYTES", 100_000)
+def begin_many(channel):
+    return [push(channel, [1]) for _ in range(1025)]
+
+
+def begin_large(channel):
+    batch = batch_of(range(1025))
+    rows = np.empty((1025, 2**16 - 1), np.float32)  # 256 MiB that nobody uses
+    return [channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=rows.shape[1])]
+
+
+@pytest.mark.parametrize("begin", [begin_many, begin_large])
+def test_whoever_asks_for_too_much_waits_until_some_of_it_is_done(begin):
     free = threading.Event()
-    peer = Peer(0, 16, lambda number, asked: None if free.is_set() else [])
+    peer = Peer(0, 16, lambda number, asked: answer(asked, Status.NO_TABLE) if free.is_set() else [])
     with connected(peer) as channel, ThreadPoolExecutor(1) as pool:
-        first = [push(channel, range(3000)) for _ in range(3)]
-        assert 100_000 < channel.metrics()["bytes_held"] < 200_000
-        fourth = pool.submit(push, channel, range(3000))
+        first = begin(channel)
+        next_one = pool.submit(push, channel, range(10))
         with pytest.raises(TimeoutError):
-            fourth.result(0.1)
+            next_one.result(0.1)
+        metrics = channel.metrics()
+        assert metrics["under_way"] == len(first)
+        assert metrics["under_way"] > 1024 or metrics["bytes_held"] > 2**28
         free.set()
-        fourth.result(TIMEOUT).result()
-        for one in first:
-            one.result()
-        assert channel.metrics()["bytes_held"] == 0
+        for one in (*first, next_one.result(TIMEOUT)):
+            with pytest.raises(shoal.errors.ProtocolError, match="no such table"):
+                one.result()
+        assert channel.metrics()["bytes_held"] == channel.metrics()["under_way"] == 0
 
 
 def test_a_tick_lists_the_tables_that_were_pushed_to_and_moves_the_clock():
@@ -285,7 +293,7 @@ def test_what_a_dead_server_has_not_answered_goes_at_once_over_a_connection_that
     policy = Policy(resend_after=1000.0, longest=1000.0)
     with contextlib.closing(backup), connected(silent, policy=policy) as channel, ThreadPoolExecutor(1) as pool:
         channel.set_map(map_of(2, (0, 16, silent.address, 0), backups=[(silent.address, backup.address)]))
-        eventually(lambda: backup.address in channel._connections)
+        eventually(lambda: backup.address in channel.client.connections)
         waiting = pool.submit(pull, channel, range(100))
         pushed = push(channel, range(50))
         eventually(lambda: len(silent.asked) == 2)
@@ -296,7 +304,7 @@ def test_what_a_dead_server_has_not_answered_goes_at_once_over_a_connection_that
         pushed.result()
         assert backup.rows == 50
         assert channel.metrics()["moved"] == 2
-        assert set(channel._connections) == {backup.address}
+        assert channel.client.connections == [backup.address]
 
 
 def test_an_interruption_while_it_waits_leaves_the_channel_in_order():
@@ -322,7 +330,7 @@ def test_an_interruption_while_it_waits_leaves_the_channel_in_order():
 def test_a_channel_that_was_dropped_ends_its_thread():
     peer = Peer(0, 16)
     with contextlib.closing(peer):
-        channel = Channel(Requests(ME, map_of(1, peer.range)), context=zmq.Context.instance())
+        channel = Channel(Role(ME, map_of(1, peer.range)), context=zmq.Context.instance())
         keeper = channel._background
         del channel
         gc.collect()
@@ -374,7 +382,7 @@ def test_a_pull_behind_a_push_sees_it_whatever_is_lost(lost):
         for times in range(1, 4):
             batch = batch_of(range(10))
             rows = np.empty((10, 2), np.float32)
-            behind = shard.push(batch, np.ones((10, 2), np.float32)).pull_per_key(batch, rows)
+            behind = shard.pull_after(shard.push(batch, np.ones((10, 2), np.float32)), batch, rows)
             behind.result()
             assert behind.done()
             assert np.all(rows == -times)

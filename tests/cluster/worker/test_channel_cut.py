@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 
 import numpy as np
@@ -13,13 +14,10 @@ import shoal
 from cluster_standin import described
 from maps import map_of
 from shoal import _core
-from shoal._core import Op
-from shoal.cluster.protocol import connection as connections
+from shoal._core import Op, Policy
 from shoal.cluster.protocol.curve import Guard, Keys, make_keys
 from shoal.cluster.server.data_loop import start_loop
-from shoal.cluster.worker.calls import Policy, WorkerIdentity
-from shoal.cluster.worker.channel import Channel
-from shoal.cluster.worker.requests import Requests
+from shoal.cluster.worker.channel import Channel, CurveKeys, Role, WorkerIdentity
 from shoal.table.spec import TableSpec
 from wires import Faults, Wire
 
@@ -40,9 +38,13 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """Connections that find out sooner than in life that nothing comes over them."""
-    monkeypatch.setattr(connections, "_HANDSHAKE_MS", 500)
-    monkeypatch.setattr(connections, "_HEARTBEAT_MS", 200)
-    monkeypatch.setattr(connections, "_SILENCE_MS", 600)
+    quick = functools.partial(_core.Client, heartbeat_ms=200, silent_ms=600, handshake_ms=500)
+    monkeypatch.setattr(_core, "Client", quick)
+
+
+def curve_keys(folder):
+    keys = Keys.load(folder, "worker")
+    return CurveKeys(*(key.decode() for key in (keys.public_of("server"), keys.public, keys.secret)))
 
 
 @contextlib.contextmanager
@@ -67,9 +69,10 @@ def through_wires(make_change, mode="asp", folder=None):
             ranges.append((first, end, wire.address, 0))
         policy = Policy(resend_after=0.05, longest=0.2)
         channel = Channel(
-            Requests(ME, map_of(1, *ranges), policy),
+            Role(ME, map_of(1, *ranges), atomic_clocks=True),
             timeout=TIMEOUT,
-            secure=None if folder is None else Keys.load(folder, "worker").client_of("server"),
+            policy=policy,
+            curve=None if folder is None else curve_keys(folder),
         )
         yield stack.enter_context(contextlib.closing(channel)), wires, services
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,11 @@ from hypothesis import strategies as st
 import shoal
 from maps import map_of
 from oracle.wire import murmur3_128
+from requests_by_hand import counts_of, make_filter
 from service_peer import SGD
 from shoal import _core
-from shoal._core import Op, WireDtype
-from shoal.cluster.worker.calls import Policy, WorkerIdentity
-from shoal.cluster.worker.filters import Filter, Filters, choose
-from shoal.cluster.worker.requests import Requests
+from shoal._core import Filter, Op, Policy, Requests, WireDtype
+from shoal.cluster.worker.filters import Filters, choose
 
 SLOTS = 64
 JOB = 7
@@ -45,19 +43,19 @@ class Cluster:
             self.services[f"tcp://h:{i}"] = service
             ranges.append((first, end, f"tcp://h:{i}", i))
         policy = Policy(resend_after=0.1, longest=0.1, pause=0.01)
-        self.requests = Requests(WorkerIdentity(0, 1, JOB), map_of(1, *ranges), policy)
+        self.requests = Requests((0, 1, JOB), map_of(1, *ranges), policy)
 
     def run(self, call: Any) -> Any:
         for _ in range(100_000):
-            while self.requests.outgoing:
-                address, frames = self.requests.outgoing.popleft()
-                self.bytes += sum(memoryview(frame).nbytes for frame in frames)
-                for _ in range(self.copies()):
-                    for _, reply in self.services[address].handle(b"peer", frames):
-                        self.bytes += sum(map(len, reply))
-                        for _ in range(self.copies()):
-                            self.requests.receive(address, reply, self.now)
-            if call.done:
+            while asked := self.requests.take_outgoing():
+                for address, frames in asked:
+                    self.bytes += sum(map(len, frames))
+                    for _ in range(self.copies()):
+                        for _, reply in self.services[address].handle(b"peer", frames):
+                            self.bytes += sum(map(len, reply))
+                            for _ in range(self.copies()):
+                                self.requests.receive(address, reply, self.now)
+            if call.done():
                 return call.get()
             self.now = max(self.now, self.requests.next_time())
             self.requests.on_time(self.now)
@@ -108,7 +106,7 @@ class Cluster:
 
 
 def one(filters: Filters) -> Filter:
-    return Filter(filters, 0, 1, JOB)
+    return make_filter(filters, 0, 1, JOB)
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -239,17 +237,17 @@ def test_a_push_behind_its_pull_and_a_batch_that_comes_again_send_no_keys():
     cluster, filter = Cluster(), one(Filters(key_caching=True))
     keys = np.arange(1000)
     for turn in range(3):
-        before, saved = cluster.bytes, filter.counts["key_bytes_saved"]
+        before, saved = cluster.bytes, counts_of(filter)["key_bytes_saved"]
         cluster.pull(keys, filter)
         cluster.push(keys, np.ones(1000), filter)
         cluster.tick()
         named = 1 if turn == 0 else 2
-        assert filter.counts["key_bytes_saved"] - saved == named * (8000 - 2 * 16)
+        assert counts_of(filter)["key_bytes_saved"] - saved == named * (8000 - 2 * 16)
         plain = 2 * 8000 + 2 * 4000
         assert cluster.bytes - before < plain - named * 7900 + 1000  # headers, and the tick
     assert cluster.metrics("key_lists") == 2
     assert cluster.metrics("key_list_hits") == 2 * 5
-    assert cluster.metrics("key_list_misses") == filter.counts["lists_lost"] == 0
+    assert cluster.metrics("key_list_misses") == counts_of(filter)["lists_lost"] == 0
     assert cluster.pull(keys).tolist() == [[-3.0]] * 1000
 
 
@@ -261,8 +259,8 @@ def test_a_list_that_the_server_gave_up_is_sent_again():
             cluster.pull(keys, filter)
             cluster.push(keys, np.ones(500), filter)
         cluster.tick()
-        assert filter.counts["lists_lost"] == 4 * turn
-    assert filter.counts["key_bytes_saved"] == 3 * 2 * (500 * 8 - 2 * 16) - 8 * 16
+        assert counts_of(filter)["lists_lost"] == 4 * turn
+    assert counts_of(filter)["key_bytes_saved"] == 3 * 2 * (500 * 8 - 2 * 16) - 8 * 16
     assert cluster.metrics("key_lists") == 2
     assert cluster.pull(np.arange(500)).tolist() == [[-3.0]] * 500
 
@@ -314,9 +312,9 @@ def test_zeros_cost_a_bit_both_ways_and_nothing_is_changed(dim):
         assert cluster.pull(keys, used).tobytes() == plain.pull(keys).tobytes()
     assert packed.rows() == plain.rows()
     size, kept = grads.size, np.count_nonzero(grads.view(np.uint32))
-    assert filter.counts["gradient_bytes_saved"] == pytest.approx(2 * (4 * size - size / 8 - 4 * kept), abs=8)
-    assert filter.counts["weight_bytes_saved"] == packed.metrics("weight_bytes_saved") > 3 * size
-    assert filter.gradient_error == 0
+    assert counts_of(filter)["gradient_bytes_saved"] == pytest.approx(2 * (4 * size - size / 8 - 4 * kept), abs=8)
+    assert counts_of(filter)["weight_bytes_saved"] == packed.metrics("weight_bytes_saved") > 3 * size
+    assert filter.metrics()["gradient_error"] == 0
 
 
 def test_what_has_no_zeros_is_sent_as_it_is():
@@ -324,7 +322,7 @@ def test_what_has_no_zeros_is_sent_as_it_is():
     cluster.push(np.arange(100), np.ones(100), filter)
     cluster.tick()
     assert cluster.pull(np.arange(100), filter).tolist() == [[-1.0]] * 100
-    assert filter.counts["gradient_bytes_saved"] == filter.counts["weight_bytes_saved"] == 0
+    assert counts_of(filter)["gradient_bytes_saved"] == counts_of(filter)["weight_bytes_saved"] == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -351,9 +349,9 @@ def test_gradients_in_16_bits_arrive_with_the_error_that_is_counted(dtype):
     cluster.push(keys, grads, filter)
     cluster.tick()
     error = -cluster.pull(keys).astype(np.float64) - grads
-    assert filter.gradient_error == pytest.approx((error**2).sum(), rel=1e-9)
-    assert filter.largest_error == np.abs(error).max() > 0
-    assert filter.counts["gradient_bytes_saved"] == grads.nbytes / 2
+    assert filter.metrics()["gradient_error"] == pytest.approx((error**2).sum(), rel=1e-9)
+    assert filter.metrics()["largest_error"] == np.abs(error).max() > 0
+    assert counts_of(filter)["gradient_bytes_saved"] == grads.nbytes / 2
     low, high = neighbours(grads, WireDtype[dtype.upper()])
     assert np.all((-cluster.pull(keys) == low) | (-cluster.pull(keys) == high))
 
@@ -364,9 +362,9 @@ def test_16_bits_and_no_zeros_go_together():
     cluster.push(keys, grads, filter)
     cluster.tick()
     kept = np.count_nonzero(grads)
-    assert filter.counts["gradient_bytes_saved"] == pytest.approx(3200 - 100 - 2 * kept, abs=4)
+    assert counts_of(filter)["gradient_bytes_saved"] == pytest.approx(3200 - 100 - 2 * kept, abs=4)
     cluster.pull(keys, filter)
-    assert filter.counts["weight_bytes_saved"] == filter.counts["gradient_bytes_saved"]
+    assert counts_of(filter)["weight_bytes_saved"] == counts_of(filter)["gradient_bytes_saved"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -384,7 +382,7 @@ def test_weights_in_16_bits_are_right_on_average(dtype):
     squared = sum(((rows.astype(np.float64) - exact) ** 2).sum() for rows in pulled)
     assert cluster.metrics("narrowed") == draws * 300
     assert cluster.metrics("narrowed_squared_error") == pytest.approx(squared, rel=1e-9)
-    assert filter.counts["weight_bytes_saved"] == draws * 600 == cluster.metrics("weight_bytes_saved")
+    assert counts_of(filter)["weight_bytes_saved"] == draws * 600 == cluster.metrics("weight_bytes_saved")
 
 
 def test_small_gradients_are_sent_seldom_and_right_on_average():
@@ -401,25 +399,35 @@ def test_small_gradients_are_sent_seldom_and_right_on_average():
     assert moved[0] == pytest.approx(0.7 * turns, rel=1e-5)
     mean = moved[50:].mean() / turns
     assert mean == pytest.approx(0.01, abs=5 * np.sqrt(0.1 * 0.01 / (450 * turns)))
-    assert filter.counts["rows_dropped"] + filter.counts["rows_raised"] == 450 * turns
-    assert filter.counts["rows_raised"] == pytest.approx(0.1 * 450 * turns, abs=5 * np.sqrt(0.09 * 450 * turns))
-    raised, dropped = filter.counts["rows_raised"], filter.counts["rows_dropped"]
-    assert filter.gradient_error == pytest.approx(raised * 0.09**2 + dropped * 0.01**2, rel=1e-5)
+    assert counts_of(filter)["rows_dropped"] + counts_of(filter)["rows_raised"] == 450 * turns
+    assert counts_of(filter)["rows_raised"] == pytest.approx(0.1 * 450 * turns, abs=5 * np.sqrt(0.09 * 450 * turns))
+    raised, dropped = counts_of(filter)["rows_raised"], counts_of(filter)["rows_dropped"]
+    assert filter.metrics()["gradient_error"] == pytest.approx(raised * 0.09**2 + dropped * 0.01**2, rel=1e-5)
     # 50 + about 45 of 500 gradients, and a bit for each.
-    assert filter.counts["gradient_bytes_saved"] > turns * (2000 - 64 - 4 * 120)
+    assert counts_of(filter)["gradient_bytes_saved"] > turns * (2000 - 64 - 4 * 120)
     assert len(cluster.rows()) == 500
+
+
+def sent_rows(filters: Filters, *, rank: int = 0, calls: int = 1, message_bytes: int = 1 << 20) -> list[np.ndarray]:
+    """The rows in each message of the last one of some equal pushes."""
+    policy = Policy(message_bytes=message_bytes)
+    requests = Requests((rank, 1, JOB), map_of(1, (0, SLOTS, "tcp://h:0", 0)), policy)
+    batch = _core.KeyBatch(np.arange(200, dtype=np.uint64), SLOTS, THREAD)
+    what = {"hashes": batch.hashes, "begins": batch.offsets, "values": sparse(200, 2, 1.0, 5) * np.float32(0.3)}
+    for _ in range(calls):
+        requests.submit(Op.PUSH, 0, 0, 0.0, 9.0, dim=2, filter=make_filter(filters, rank, 1, JOB), **what)
+    messages = [_core.decode(frames, replies=False) for _, frames in requests.take_outgoing()]
+    return [message.values for message in messages if message.sequence == calls]
 
 
 def test_a_part_of_a_push_carries_what_the_whole_would():
     filters = Filters(gradients="bfloat16", threshold=0.5, seed=9)
-    hashes = np.sort(_core.mix(np.arange(200, dtype=np.uint64)))
-    grads = sparse(200, 2, 1.0, 5) * 0.3
-    known: Mapping[bytes, None] = {}
-    whole = one(filters).push(hashes, grads, 3, known).frames[1]
-    parts = [one(filters).push(hashes[a:b], grads[a:b], 3, known).frames[1] for a, b in ((0, 70), (70, 200))]
+    (whole,) = sent_rows(filters)
+    parts = sent_rows(filters, message_bytes=1000)
+    assert len(parts) > 1
     assert np.array_equal(whole, np.concatenate(parts))
-    assert not np.array_equal(whole, one(filters).push(hashes, grads, 4, known).frames[1])
-    assert not np.array_equal(whole, Filter(filters, 1, 1, JOB).push(hashes, grads, 3, known).frames[1])
+    assert not np.array_equal(whole, sent_rows(filters, calls=2)[0])
+    assert not np.array_equal(whole, sent_rows(filters, rank=1)[0])
 
 
 def test_a_push_that_is_sent_again_is_the_same_message():

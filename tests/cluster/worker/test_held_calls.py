@@ -25,13 +25,13 @@ def test_a_call_leaves_when_all_that_it_comes_after_is_answered_by_all_servers()
     other = pull(r)  # is not held up
     assert [one.message.op for one in taken(r)] == [Op.PULL] * 2
     answer(r, asked[:3], 0.1)
-    assert (first.done, second.done, taken(r)) == (True, False, [])
+    assert (first.done(), second.done(), taken(r)) == (True, False, [])
     answer(r, asked[3:], 0.2)
     released = taken(r)
     assert [one.message.op for one in released] == [Op.PUSH] * 2
     answer(r, released, 0.3)
-    assert last.done
-    assert not other.done
+    assert last.done()
+    assert not other.done()
 
 
 def test_a_call_after_settled_calls_leaves_at_once_unless_one_has_failed():
@@ -53,7 +53,7 @@ def test_a_failure_reaches_a_long_chain_and_nothing_of_it_is_sent():
     call = first = push(r)
     chain = [call := push(r, 1, after=[call]) for _ in range(5000)]
     answer(r, taken(r)[:1], 0.1, Status.NO_TABLE)
-    assert first.done
+    assert first.done()
     assert all(isinstance(one.error, DependencyError) for one in chain)
     assert taken(r) == []
     assert r.next_time() is None
@@ -85,10 +85,10 @@ def test_a_clock_ends_after_its_held_calls_and_names_them(atomic):
     ticks = [one for one in [*released, *taken(r)] if one.message.op == Op.TICK]
     assert {one.address for one in ticks} == {A, B}
     answer(r, ticks, 0.4)
-    assert held.done
-    assert tick.done
+    assert held.done()
+    assert tick.done()
     assert tick.error is None
-    assert not next_clock.done
+    assert not next_clock.done()
 
 
 def test_a_held_call_is_cut_for_the_newest_map_and_stays_before_its_tick():
@@ -104,8 +104,8 @@ def test_a_held_call_is_cut_for_the_newest_map_and_stays_before_its_tick():
     assert [(one.address, one.message.op) for one in released[:1]] == [(B, Op.PUSH)]
     answer(r, released, 0.3)
     answer(r, taken(r), 0.4)
-    assert held.done
-    assert tick.done
+    assert held.done()
+    assert tick.done()
     assert tick.error is None
 
 
@@ -119,7 +119,7 @@ def test_a_held_call_fails_at_its_deadline_with_what_it_waits_for():
     r.on_time(5.0)
     with pytest.raises(DeadlineExceededError, match=r"the push of table 1 .* the pull of table 1 .* took 5.0 s"):
         held.get()
-    assert (first.done, tick.done) == (False, False)
+    assert (first.done(), tick.done()) == (False, False)
 
 
 def test_all_that_is_held_fails_when_the_requests_are_closed():
@@ -159,7 +159,7 @@ def test_random_calls_leave_in_the_order_that_they_ask_for(seed):
             if one.message.op in (Op.PUSH, Op.PULL):
                 name = (one.message.op, int(one.message.table))
                 left.add(name)
-                assert all(other.done and other.error is None for other in after[name]), name
+                assert all(other.done() and other.error is None for other in after[name]), name
             asked.append(one)
 
     for k in range(60):
@@ -180,8 +180,8 @@ def test_random_calls_leave_in_the_order_that_they_ask_for(seed):
         while asked and choose.random() < 0.7:
             answer(r, [asked.pop(choose.randrange(len(asked)))], now)
             leave()
-        if choose.random() < 0.03 and r.map.epoch < 3:
-            r.set_map(maps[r.map.epoch], now)
+        if choose.random() < 0.03 and r.epoch < 3:
+            r.set_map(maps[r.epoch], now)
             leave()
     while asked:
         answer(r, [asked.pop(choose.randrange(len(asked)))], now)
@@ -191,5 +191,5 @@ def test_random_calls_leave_in_the_order_that_they_ask_for(seed):
             r.on_time(now)
             leave()
         assert now < 50
-    assert all(call.done and call.error is None for call in calls)
+    assert all(call.done() and call.error is None for call in calls)
     assert left == after.keys()

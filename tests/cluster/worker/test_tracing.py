@@ -23,11 +23,9 @@ from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
 from forks import in_child
 from maps import map_of
-from shoal._core import Op, Status
+from shoal._core import Op, Policy, Status
 from shoal.cli import main
-from shoal.cluster.worker.calls import Policy
-from shoal.cluster.worker.channel import Channel
-from shoal.cluster.worker.requests import Requests
+from shoal.cluster.worker.channel import Channel, Role
 from stores import joined
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry is an extra: pip install 'shoal[otel]'")
@@ -116,11 +114,12 @@ def connect(address, **how):
 def traced(*peers, others=(), resend_after=TIMEOUT):
     """A traced channel to these peers; they and others end with it."""
     tracer = CallTracer()
-    requests = Requests(ME, map_of(1, *(peer.range for peer in peers)), Policy(resend_after=resend_after, pause=0.001))
+    role = Role(ME, map_of(1, *(peer.range for peer in peers)))
+    policy = Policy(resend_after=resend_after, pause=0.001)
     with contextlib.ExitStack() as stack:
         for peer in (*peers, *others):
             stack.callback(peer.close)
-        yield stack.enter_context(contextlib.closing(Channel(requests, timeout=TIMEOUT, tracer=tracer)))
+        yield stack.enter_context(contextlib.closing(Channel(role, timeout=TIMEOUT, policy=policy, tracer=tracer)))
 
 
 def is_within(span, outer):
@@ -437,7 +436,7 @@ print(sorted(name for name in sys.modules if "opentelemetry" in name or name.end
 
 def test_an_untraced_store_sends_no_flag():
     peer = Peer(0, 16)
-    channel = Channel(Requests(ME, map_of(1, peer.range)), timeout=TIMEOUT)
+    channel = Channel(Role(ME, map_of(1, peer.range)), timeout=TIMEOUT)
     push(channel, [1]).result()
     channel.close()
     peer.close()

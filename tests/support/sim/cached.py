@@ -35,7 +35,6 @@ class Pull:
         self._answered = answered
         self.is_settled = False
 
-    @property
     def done(self):
         if not self.is_settled and self._pull.done:
             self.is_settled = True
@@ -54,15 +53,20 @@ class HeldPush:
     def __init__(self, record):
         self.record = record
         self.calls = None  # with which the last of it was sent
-        self.done = False
+        self.is_done = False
         self.error = None
+
+    def done(self):
+        return self.is_done
 
 
 class _Nothing:
     """A push that was held back as a whole."""
 
-    done = True
     error = None
+
+    def done(self):
+        return True
 
 
 class CachedTable:
@@ -77,7 +81,7 @@ class CachedTable:
             plan.make_cache(plan.rows, dim, False, *steps), dim=dim, slots=cluster.slots, staleness=plan.staleness,
             local_steps=plan.local_steps,
             waits=cluster.staleness if cluster.mode == "ssp" else None, submit=self.submit,
-            clock=lambda: client.clock, repetitions=self.repetitions,
+            clock=lambda: client.clock, repetitions=lambda: client.requests.repetitions,
         )  # fmt: skip
         self.pulls = []
         self.held = []  # pushes
@@ -90,10 +94,6 @@ class CachedTable:
         return client.requests.submit(
             op, self.table, client.clock, client.now, deadline, filter=client.filter, after=after, **what
         )
-
-    def repetitions(self):
-        counts = self.client.requests.counts
-        return counts["resent"] + counts["refused"] + counts["moved"]
 
     def pull(self, batch, out, answered):
         rows = np.full((len(batch), out.shape[1]), np.nan, np.float32)
@@ -128,13 +128,13 @@ class CachedTable:
 
     def go(self):
         """Go on with all that can."""
-        self.pulls = [pull for pull in self.pulls if not pull.done]
+        self.pulls = [pull for pull in self.pulls if not pull.done()]
         for push in self.held:
-            if push.calls is not None and all(call.done for call in push.calls):
-                push.done = True
+            if push.calls is not None and all(call.done() for call in push.calls):
+                push.is_done = True
                 push.error = next((call.error for call in push.calls if call.error is not None), None)
                 self.client.cluster.history.acknowledged(push.record, push.error)
-        self.held = [push for push in self.held if not push.done]
+        self.held = [push for push in self.held if not push.is_done]
 
 
 _THREAD = _core.ThreadPool(1)

@@ -1,4 +1,4 @@
-"""Endpoints and workers in one process, on a simulated network, under the real ``Requests``.
+"""Endpoints and workers in one process, on a simulated network, under the real ``_core.Requests``.
 
 A worker is a generator: it calls its client's methods, yields the calls that it waits for (one, or a list), or a number
 of seconds to think. The scheduler is two functions here: who dies is dismissed, who returns is admitted, one endpoint
@@ -11,11 +11,12 @@ from collections.abc import Callable
 import numpy as np
 
 from maps import map_of
+from requests_by_hand import make_filter
 from shoal import _core
+from shoal._core import ClientDefect
 from shoal.cluster.protocol.slot_map import cut_evenly
-from shoal.cluster.worker.calls import Policy, WorkerIdentity
-from shoal.cluster.worker.filters import Filter, Filters
-from shoal.cluster.worker.requests import Requests
+from shoal.cluster.worker.filters import Filters
+from shoal.table.reductions import OF_ANY_LENGTH
 from sim.cached import CachedTable
 from sim.history import History
 from sim.network import CALM, Network, Weather
@@ -23,7 +24,8 @@ from sim.network import CALM, Network, Weather
 Op = _core.Op
 THREAD = _core.ThreadPool(1)
 PATIENCE = 20.0  # seconds of simulated time; only a defect takes as long
-POLICY = Policy(resend_after=0.03, deferred_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
+POLICY = _core.Policy(resend_after=0.03, deferred_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
+VERIFY_EVERY = 16  # steps of a worker
 
 SUM = {
     "dim": 1,
@@ -46,10 +48,12 @@ class Client:
         self.cluster = cluster
         self.rank, self.incarnation, self.clock = rank, incarnation, clock
         self.label = f"{cluster.first_label + rank}.{incarnation}"  # of its connections
-        self.requests = cluster.make_requests(
-            WorkerIdentity(rank, incarnation, cluster.job), cluster.map, cluster.policy,
-            atomic_clocks=cluster.history.mode == "bsp",
+        self.map = cluster.map  # of its requests
+        self.requests = _core.Requests(
+            (rank, incarnation, cluster.job), self.map, cluster.policy,
+            atomic_clocks=cluster.history.mode == "bsp", defect=cluster.defect,
         )  # fmt: skip
+        self.steps = 0
         self.alive = True
         self.finished = False
         self.error = None
@@ -59,7 +63,7 @@ class Client:
         self.timer = None
         self.asked_for_map = False
         self.on_end = None
-        self.filter = Filter(cluster.filters, rank, incarnation, cluster.job) if cluster.filters else None
+        self.filter = make_filter(cluster.filters, rank, incarnation, cluster.job) if cluster.filters else None
         self.cached = None if cluster.cache is None else CachedTable(self, cluster.cache, 1)
         self.saver = cluster.make_saver(self)
         self.tasks = []  # its saves
@@ -105,9 +109,9 @@ class Client:
             return self.cached.pull(batch, out, lambda: self.cluster.history.answered(record, out))
 
         def done(call):
-            if call.error is None and call.result is not None:
+            if call.error is None:
                 rows = np.empty_like(out)
-                batch.expand(call.result, dim, rows, THREAD)
+                batch.expand(call.get(), dim, rows, THREAD)
                 self.cluster.history.answered(record, rows)
 
         batch, call = self._submit(Op.PULL, table, keys, out=out, dim=dim, on_done=done)
@@ -149,7 +153,7 @@ class Client:
 
         def rows():
             found = np.empty_like(out)
-            batch.expand(call.result, dim, found, THREAD)
+            batch.expand(call.get(), dim, found, THREAD)
             return found
 
         return call, rows
@@ -158,6 +162,7 @@ class Client:
         return self.requests.submit(
             Op.REDUCE, table, self.clock, self.now, self.now + PATIENCE, aux=function,
             payload=[np.asarray(parameters, np.float64)], count=len(parameters), write=write,
+            per_slot=function not in OF_ANY_LENGTH,
         )  # fmt: skip
 
     def sweep(self, rules, table):
@@ -186,7 +191,7 @@ class Client:
 
     def resume(self):
         """Run the program until it waits again."""
-        while self.alive and not self.finished and all(call.done for call in self.waiting):
+        while self.alive and not self.finished and all(call.done() for call in self.waiting):
             for call in self.waiting:
                 if call.error is not None:
                     self.error = call.error
@@ -204,7 +209,7 @@ class Client:
                 self.waiting = list(step) if isinstance(step, list | tuple) else [step]
 
     def _wake(self, nap):
-        nap.done = True
+        nap.is_over = True
         self.go()
 
     def go(self):
@@ -224,8 +229,10 @@ class Client:
             on_end, self.on_end = self.on_end, None
             on_end()
         cluster, requests = self.cluster, self.requests
-        while requests.outgoing:
-            address, frames = requests.outgoing.popleft()
+        self.steps += 1
+        if self.steps % VERIFY_EVERY == 0 and cluster.defect == ClientDefect.NONE:
+            assert requests.verify() == ""
+        for address, frames in requests.take_outgoing():
             cluster.send(self, address, frames)
         if requests.wants_map and not self.asked_for_map:
             self.asked_for_map = True
@@ -245,8 +252,13 @@ class Client:
     def _take_map(self):
         self.asked_for_map = False
         if self.alive:
-            self.requests.set_map(self.cluster.map, self.now)
+            self.set_map(self.cluster.map)
             self.go()
+
+    def set_map(self, map):
+        self.requests.set_map(map, self.now)
+        if map.epoch == self.requests.epoch:
+            self.map = map
 
     def hear(self, address, frames):
         if self.alive:
@@ -255,13 +267,17 @@ class Client:
 
 
 class _Nap:
-    done = False
+    is_over = False
     error = None
+
+    def done(self):
+        return self.is_over
 
 
 class Cluster:
     limit = PATIENCE  # of a run
     first_label = 0  # of the connections of its workers
+    defect = ClientDefect.NONE  # of its workers
 
     def __init__(
         self,
@@ -275,8 +291,8 @@ class Cluster:
         endpoints: int = 2,
         slots: int = 16,
         weather: Weather = CALM,
-        policy: Policy = POLICY,
-        make_requests: Callable = Requests,
+        policy: _core.Policy = POLICY,
+        defect: ClientDefect | None = None,
         tables: dict[int, dict] | None = None,
         filters: Filters | None = None,
         cache=None,
@@ -284,7 +300,9 @@ class Cluster:
         self.network = Network(seed, weather)
         self.random = self.network.random
         self.slots, self.workers, self.mode, self.staleness = slots, workers, mode, staleness
-        self.policy, self.make_requests = policy, make_requests
+        self.policy = policy
+        if defect is not None:
+            self.defect = defect
         self.job = 77
         self.filters = filters
         self.cache = cache

@@ -3,12 +3,10 @@
 They are likely mistakes; some were made. A checker that finds none of them is useless.
 """
 
-from collections import Counter
-
 import numpy as np
 
 from shoal import _core
-from shoal.cluster.worker.requests import Requests
+from shoal._core import ClientDefect
 from sim import model
 from sim.schedules import ROUGH, Plan
 
@@ -206,129 +204,63 @@ class AcknowledgesTooEarly(model.Service):
             super().step(*rest)
 
 
-# --- clients ---
+SOUND = ClientDefect.NONE
 
-
-class ForgetsRefusedSlots(Requests):
-    def _refuse(self, part, reply, now):
-        self._forget(part, now)
-        self._finish(part.call, now)
-
-
-class ResendsWithANewSequence(Requests):
-    def _send(self, part, now):
-        if part.message is not None and part.call.op == Op.PUSH:
-            self._parts.pop(part.key, None)
-            self._write += 1
-            part.message, part.sequence = None, self._write
-            part.key = (part.address, part.sequence, part.number)
-        super()._send(part, now)
-
-
-class TakesEarlyForDone(Requests):
-    def _again(self, part, due):
-        if part.last == Status.RETRY:
-            self._forget(part, due)
-            self._finish(part.call, due)
-        else:
-            super()._again(part, due)
-
-
-class TicksBeforeItsReads(Requests):
-    """A pull that is asked again after the tick sees the clock's own pushes."""
-
-    def _may_tick(self, tick, peer):
-        return True
-
-
-class TicksBeforeItsPushesAreEverywhere(Requests):
-    """An endpoint may end a clock whose pushes another one never gets."""
-
-    def _may_tick(self, tick, peer):
-        kept, self._kept = self._kept, Counter()
-        try:
-            return super()._may_tick(tick, peer)
-        finally:
-            self._kept = kept
-
-
-class SendsOnce(Requests):
-    def on_time(self, now):
-        for part in list(self._parts.values()):
-            if part.due <= now and part.tries:
-                part.due = float("nan")
-        super().on_time(now)
-
-
-class DoneByTheFirstPart(Requests):
-    """A call is settled when one endpoint has answered."""
-
-    def _finish(self, call, now):
-        if not call.done:
-            self._settle(call, now)
-
-
-class TakesAnyAnswer(Requests):
-    """Answers are matched by endpoint alone, whatever was asked."""
-
-    def receive(self, address, frames, now):
-        try:
-            reply = _core.decode(frames)
-        except ValueError:
-            return
-        waiting = [part for part in self._parts.values() if part.address == address and part.call.op == reply.op]
-        if waiting and reply.status == Status.OK and reply.op != Op.PULL:
-            self._forget(waiting[0], now)
-            self._finish(waiting[0].call, now)
-        else:
-            super().receive(address, frames, now)
-
-
-class KeepsItsOldMap(Requests):
-    def set_map(self, map, now):
-        super().set_map(self.map, now)
-
-
-# name -> (endpoint, client, plan, checkers of which one must find it)
+# name -> (endpoint, defect of the clients, plan, checkers of which one must find it)
 PLANTED = {
-    "sequences are forgotten": (ForgetsSequences, Requests, ASP, {"exactly once"}),
+    "sequences are forgotten": (ForgetsSequences, SOUND, ASP, {"exactly once"}),
     "sequences are remembered by message": (
         RemembersMessagesNotSlots,
-        Requests,
+        SOUND,
         ASP_MOVES,
         {"exactly once", "progress"},
     ),
-    "only the last sequence is remembered": (RemembersTooLittle, Requests, ASP, {"exactly once"}),
-    "no pull waits under BSP": (AnswersAtOnce, Requests, BSP, {"bounds"}),
-    "no pull waits under SSP": (AnswersAtOnce, Requests, SSP, {"bounds"}),
-    "a pull waits one clock too little": (WaitsOneClockLess, Requests, SSP, {"bounds"}),
-    "BSP applies on arrival": (AppliesOnArrival, Requests, BSP, {"bounds"}),
-    "a tick does not ask for its pushes": (TicksWithoutAsking, Requests, BSP_ALONE, {"bounds", "exactly once"}),
-    "a tick of an old map counts": (TicksForOldMaps, Requests, BSP_MOVES, {"exactly once", "bounds"}),
-    "a merge mistakes workers": (DropsWhatItMerges, Requests, BSP, {"exactly once"}),
-    "pushes of the dead are merged": (KeepsTheDeadsPushes, Requests, BSP_DEATHS, {"bounds", "exactly once"}),
-    "nobody holds for who returns": (AdmitsWithoutHolding, Requests, BSP_DEATHS, {"bounds"}),
-    "the dead are waited for": (WaitsForTheDead, Requests, BSP_DEATHS, {"exactly once"}),
-    "each endpoint dismisses by its own clock": (DismissesByItsOwnClock, Requests, BSP_DEATHS, {"atomic clocks"}),
-    "a dead worker's tables are forgotten": (ForgetsWhatALastTickNamed, Requests, BSP_PAIR, {"steps"}),
-    "the fenced may tick": (TakesFromTheFenced, Requests, BSP_ZOMBIES, {"atomic clocks"}),
-    "the fenced are served": (ServesTheFenced, Requests, ASP_DEATHS, {"exactly once"}),
-    "rows come from a copy": (AnswersFromACopy, Requests, ASP, {"versions"}),
-    "rows come from a copy, own pushes too": (AnswersFromACopy, Requests, ASP, {"read my writes"}),
-    "rows are written by halves": (TearsRows, Requests, ASP, {"torn rows"}),
-    "acknowledged before it is done": (AcknowledgesTooEarly, Requests, ASP, {"read my writes"}),
-    "the client forgets refused slots": (model.Service, ForgetsRefusedSlots, ASP_MOVES, {"exactly once"}),
-    "the client resends as if it were new": (model.Service, ResendsWithANewSequence, ASP, {"exactly once"}),
-    "the client takes early for done": (model.Service, TakesEarlyForDone, BSP_ALONE, {"progress"}),
-    "the client ticks before its reads": (model.Service, TicksBeforeItsReads, BSP, {"bounds"}),
+    "only the last sequence is remembered": (RemembersTooLittle, SOUND, ASP, {"exactly once"}),
+    "no pull waits under BSP": (AnswersAtOnce, SOUND, BSP, {"bounds"}),
+    "no pull waits under SSP": (AnswersAtOnce, SOUND, SSP, {"bounds"}),
+    "a pull waits one clock too little": (WaitsOneClockLess, SOUND, SSP, {"bounds"}),
+    "BSP applies on arrival": (AppliesOnArrival, SOUND, BSP, {"bounds"}),
+    "a tick does not ask for its pushes": (TicksWithoutAsking, SOUND, BSP_ALONE, {"bounds", "exactly once"}),
+    "a tick of an old map counts": (TicksForOldMaps, SOUND, BSP_MOVES, {"exactly once", "bounds"}),
+    "a merge mistakes workers": (DropsWhatItMerges, SOUND, BSP, {"exactly once"}),
+    "pushes of the dead are merged": (KeepsTheDeadsPushes, SOUND, BSP_DEATHS, {"bounds", "exactly once"}),
+    "nobody holds for who returns": (AdmitsWithoutHolding, SOUND, BSP_DEATHS, {"bounds"}),
+    "the dead are waited for": (WaitsForTheDead, SOUND, BSP_DEATHS, {"exactly once"}),
+    "each endpoint dismisses by its own clock": (DismissesByItsOwnClock, SOUND, BSP_DEATHS, {"atomic clocks"}),
+    "a dead worker's tables are forgotten": (ForgetsWhatALastTickNamed, SOUND, BSP_PAIR, {"steps"}),
+    "the fenced may tick": (TakesFromTheFenced, SOUND, BSP_ZOMBIES, {"atomic clocks"}),
+    "the fenced are served": (ServesTheFenced, SOUND, ASP_DEATHS, {"exactly once"}),
+    "rows come from a copy": (AnswersFromACopy, SOUND, ASP, {"versions"}),
+    "rows come from a copy, own pushes too": (AnswersFromACopy, SOUND, ASP, {"read my writes"}),
+    "rows are written by halves": (TearsRows, SOUND, ASP, {"torn rows"}),
+    "acknowledged before it is done": (AcknowledgesTooEarly, SOUND, ASP, {"read my writes"}),
+    "the client forgets refused slots": (
+        model.Service,
+        ClientDefect.FORGETS_REFUSED_SLOTS,
+        ASP_MOVES,
+        {"exactly once"},
+    ),
+    "the client resends as if it were new": (
+        model.Service,
+        ClientDefect.RESENDS_WITH_A_NEW_SEQUENCE,
+        ASP,
+        {"exactly once"},
+    ),
+    "the client takes early for done": (model.Service, ClientDefect.TAKES_EARLY_FOR_DONE, BSP_ALONE, {"progress"}),
+    "the client ticks before its reads": (model.Service, ClientDefect.TICKS_BEFORE_ITS_READS, BSP, {"bounds"}),
     "the client ticks before its pushes are everywhere": (
         model.Service,
-        TicksBeforeItsPushesAreEverywhere,
+        ClientDefect.TICKS_BEFORE_ITS_PUSHES_ARE_EVERYWHERE,
         BSP_DEATHS,
         {"atomic clocks"},
     ),
-    "the client sends once": (model.Service, SendsOnce, ASP, {"progress"}),
-    "one answer is enough for the client": (model.Service, DoneByTheFirstPart, ASP, {"exactly once", "read my writes"}),
-    "the client takes any answer": (model.Service, TakesAnyAnswer, ASP, {"exactly once"}),
-    "the client keeps its old map": (model.Service, KeepsItsOldMap, ASP_MOVES, {"progress"}),
+    "the client sends once": (model.Service, ClientDefect.SENDS_ONCE, ASP, {"progress"}),
+    "one answer is enough for the client": (
+        model.Service,
+        ClientDefect.DONE_BY_THE_FIRST_PART,
+        ASP,
+        {"exactly once", "read my writes"},
+    ),
+    "the client takes any answer": (model.Service, ClientDefect.TAKES_ANY_ANSWER, ASP, {"exactly once"}),
+    "the client keeps its old map": (model.Service, ClientDefect.KEEPS_ITS_OLD_MAP, ASP_MOVES, {"progress"}),
 }

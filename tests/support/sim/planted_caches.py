@@ -75,10 +75,8 @@ class TrustsTheOrder(CachedRows):
 class TakesItsOwnClock(CachedRows):
     """Dates what is fetched by the worker's clock instead of the slowest one's."""
 
-    def _finish(self, pull):
-        if pull.call.included is not None:
-            pull.call.included = pull.clock + self._staleness
-        super()._finish(pull)
+    def _included(self, pull):
+        return pull.clock if self._waits is None else pull.clock + self._staleness
 
 
 class PullsBeforeItPushes(CachedRows):

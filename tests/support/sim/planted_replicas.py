@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec import Raw, msgpack, structs
 
 from shoal import _core
+from shoal._core import ClientDefect
 from shoal.checkpoint.format import SavedTable
 from shoal.cluster.protocol import messages as m
 from shoal.cluster.scheduler.inputs import EventsSeen
@@ -36,41 +37,22 @@ class RepliesBeforeCommit(Replicated):
                 self.reply(address, service.handle_backup(stream["stream"], [reply]))
 
 
-class _Renumbers(Replicated):
-    """A worker sends calls of `ops` that are not acknowledged under new numbers when the map changes."""
+class RenumbersPushes(Replicated):
+    """A worker sends pushes that are not acknowledged under new numbers when the map changes."""
 
-    ops = ()
-
-    def note_map(self, map):
-        if self.map is not None and map.epoch > self.map.epoch:
-            for client in self.clients:
-                client.requests._write += 1
-                for call in list(client.requests._open.values()):
-                    if call.op in self.ops:
-                        client.requests._write += 1
-                        del client.requests._open[call.sequence]
-                        call.sequence = client.requests._write
-                        client.requests._open[call.sequence] = call
-        super().note_map(map)
+    defect = ClientDefect.RENUMBERS_PUSHES
 
 
-class RenumbersPushes(_Renumbers):
-    ops = (_core.Op.PUSH,)
+class RenumbersFunctions(Replicated):
+    """As `RenumbersPushes`, with functions, sweeps, and erases."""
 
-
-class RenumbersFunctions(_Renumbers):
-    ops = (_core.Op.REDUCE, _core.Op.SWEEP, _core.Op.ERASE)
+    defect = ClientDefect.RENUMBERS_OTHER_WRITES
 
 
 class LosesCounts(Replicated):
     """A worker that cuts a push again forgets how often its keys occurred."""
 
-    def note_map(self, map):
-        if self.map is not None and map.epoch > self.map.epoch:
-            for client in self.clients:
-                for call in client.requests._open.values():
-                    call.counts = None
-        super().note_map(map)
+    defect = ClientDefect.LOSES_COUNTS
 
 
 class _WithScheduler(Replicated):

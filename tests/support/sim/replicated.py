@@ -208,7 +208,7 @@ class ReplicatedWorker(WorkerProcess):
         if isinstance(event, m.MapChanged):
             self.world.note_map(event.map)
             if self.client is not None:
-                self.client.requests.set_map(event.map, self.world.network.now)
+                self.client.set_map(event.map)
                 self.client.go()
         else:
             super().reported(event)

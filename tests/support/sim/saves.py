@@ -100,7 +100,7 @@ class Saves:
         members = self.world.members()  # without those that were declared dead and have not learned of it
         kept = [task for task in self._kept_of(save) if task.server in members]
         is_stopped = any(task.server.stopped_until > self.world.network.now for task in kept)
-        if kept and (is_stopped or self.world.cuts or not all(call.done for _, call in save.ends)):
+        if kept and (is_stopped or self.world.cuts or not all(call.done() for _, call in save.ends)):
             self.world.network.after(RELEASE_SECONDS, self._check_released, save, waited + RELEASE_SECONDS)
         elif kept:
             self.world.monitor.report(
@@ -132,7 +132,7 @@ class Saves:
             if number in save.numbers and (save.life.rank, save.life.incarnation) == (rank, incarnation)
         )
         ends = [call for of, call in save.ends if of == number]
-        has_ended = bool(ends) and all(call.done and call.error is None for call in ends)
+        has_ended = bool(ends) and all(call.done() and call.error is None for call in ends)
         is_fenced = rank not in self.world.services[task.address].metrics()["clocks"]
         return not has_ended and not is_fenced
 
@@ -142,7 +142,7 @@ class Saves:
 
     def in_progress(self):
         """Return the saves that another one may find in progress: those that servers have not released yet, too."""
-        return [save for save in self.all if not save.done or self._kept_of(save)]
+        return [save for save in self.all if not save.done() or self._kept_of(save)]
 
     def finish(self):
         """Judge what the run has left, and end."""
@@ -197,7 +197,7 @@ class Saver(StoreFiles):
         """
         draw, kind, names = self.rng.random(), self.rng.random(), sorted(self._tables)
         some = self.rng.sample(names, self.rng.randint(1, len(names)))
-        if draw >= CHANCE or (self.current is not None and not self.current.done):
+        if draw >= CHANCE or (self.current is not None and not self.current.done()):
             return
         yield list(calls)  # as a store, which waits for its pushes
         begun = len(self.saves.all)
@@ -231,7 +231,7 @@ class Saver(StoreFiles):
         save = self.current
         numbered = [(table.number, table.spec, kind) for table, kind in tables]
         with self.snapshots(save, numbered, base) as taken:
-            save.begun.done = True  # its worker goes on
+            save.begun.is_done = True  # its worker goes on
             yield taken
 
 
@@ -254,14 +254,14 @@ class Snapshots(ServerSnapshotSet):
 class _Channel:
     """A worker's calls: :class:`shoal.cluster.worker.channel.Channel`."""
 
-    timeout = TIMEOUT
+    client = SimpleNamespace(timeout=TIMEOUT)  # of its `_core.Client`
 
     def __init__(self, save):
         self._save = save
 
     @property
     def map(self):
-        return self._save.client.requests.map
+        return self._save.client.map
 
     def begin(self, op, table, **what):
         save, client = self._save, self._save.client
@@ -280,12 +280,21 @@ class _Channel:
 class _Future:
     def __init__(self, call):
         self.call = call
+        self.sequence, self.clock = call.sequence, call.clock
 
     def result(self, seconds=None):
-        current().wait(lambda: self.call.done, seconds)
-        if self.call.done and self.call.error is not None:
-            raise self.call.error
-        return self.call.result
+        current().wait(self.call.done, seconds)
+        return self.call.get() if self.call.done() else None
+
+
+class _Begun:
+    """A save has its snapshots, or has failed."""
+
+    is_done = False
+    error = None
+
+    def done(self):
+        return self.is_done
 
 
 class Save:
@@ -298,8 +307,8 @@ class Save:
         self.world = self.client.cluster
         self.directory = os.path.join(saver.saves.directory, name)
         self.tables, self.own, self.since, self.track = tables, own, since, track
-        self.begun = SimpleNamespace(done=False, error=None)
-        self.done = False
+        self.begun = _Begun()
+        self.is_done = False
         self.outcome = "unknown"
         self.is_known = True  # to all servers, once it is done
         self.numbers = []  # of its SAVE_BEGINs
@@ -308,13 +317,16 @@ class Save:
         self.life = self.world.history.life(self.client)
         self.event = None  # in the history
         self.clock = self.client.clock
-        self.epoch = self.client.requests.map.epoch
+        self.epoch = self.client.map.epoch
         self.rivals = saver.saves.in_progress()
         for save in self.rivals:
             save.rivals.append(self)
         self.before = self._manifest()
         self.fiber = Fiber(self.world.network, self._run, self._wake)
         saver.saves.add(self)
+
+    def done(self):
+        return self.is_done
 
     def __repr__(self):
         what = f"{'a delta' if self.since else 'all rows'} of {', '.join(self.tables)}"
@@ -330,11 +342,11 @@ class Save:
 
     def go(self):
         """Go on, if what it waits for has come."""
-        if self.done:
+        if self.is_done:
             return
         self.fiber.resume()
         if self.fiber.done:
-            self.done = self.begun.done = True
+            self.is_done = self.begun.is_done = True
             self._judge(self.fiber.error)
             self.saver.saves.ended(self)
 
@@ -370,7 +382,7 @@ class Save:
 
     def judge_if_unknown(self):
         """Judge a save whose worker has died: nothing has changed, or it is complete."""
-        if self.done:
+        if self.is_done:
             return
         if self._manifest() != self.before:
             self._judge(None)
@@ -398,7 +410,7 @@ class Save:
         if isinstance(error, SaveConflictError):
             return any(set(self.tables) & set(rival.tables) for rival in self.rivals)
         if isinstance(error, ClusterChangedError):
-            return self.client.requests.map.epoch > self.epoch
+            return self.client.map.epoch > self.epoch
         if isinstance(error, FencedError):
             return self.life.died is not None
         if isinstance(error, ValueError):  # changes since the base are not known

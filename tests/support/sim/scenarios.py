@@ -243,11 +243,12 @@ def _differences(cluster, other):
 
 
 def _value(name, call):
-    if call.result is None:
+    if call.error is not None:
         return None
+    result = call.get()
     if name == "sweep":
-        return np.sum(call.result, axis=0)
-    return np.concatenate(call.result) if name == "norm" else np.asarray(call.result)
+        return np.sum(result, axis=0)
+    return np.concatenate(result) if name == "norm" else np.asarray(result)
 
 
 def _sections(cluster, table):

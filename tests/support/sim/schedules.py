@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
+from shoal._core import ClientDefect
 from shoal.cluster.worker.filters import Filters
-from shoal.cluster.worker.requests import Requests
 from sim import model
 from sim.cached import CachePlan
 from sim.cluster import Cluster
@@ -72,11 +72,11 @@ class Plan:
     cache: CachePlan | None = None  # under SSP and ASP
 
 
-def run(seed, plan, service=model.Service, requests=Requests):
+def run(seed, plan, service=model.Service, defect=ClientDefect.NONE):
     """Run a schedule; returns the cluster, which has the history."""
     cluster = Cluster(
         seed, service, mode=plan.mode, staleness=plan.staleness, mean=plan.mean, workers=plan.workers,
-        endpoints=plan.endpoints, weather=plan.weather, make_requests=requests, filters=plan.filters,
+        endpoints=plan.endpoints, weather=plan.weather, defect=defect, filters=plan.filters,
         cache=plan.cache,
     )  # fmt: skip
     lists = [random.Random(k).sample(range(MANY_KEYS), 40 + k) for k in range(4)] if plan.filters else None

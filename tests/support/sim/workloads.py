@@ -65,10 +65,11 @@ class UnexpectedRowsError(ShoalError):
 class _Wrong:
     """Stands for a call that has failed: the worker ends with the error."""
 
-    done = True
-
     def __init__(self, text):
         self.error = UnexpectedRowsError(text)
+
+    def done(self):
+        return True
 
 
 def mixed(seed, clocks, think=0.05, rare=60):

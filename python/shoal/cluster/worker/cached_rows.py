@@ -12,8 +12,8 @@ What a pull sees. Let s be the staleness of the cache, and S that of the job.
     SSP    A push of clock k is sent before the tick of clock k + s. So a row that includes f clocks of the servers
            includes all pushes that workers made in clocks below f - s. A pull at clock c has to see those of clocks
            below c - S: it may use rows that include c + s - S clocks. What it fetches waits until the servers have as
-           many and some more, as a pull of a later clock does (`Call.ahead`), and the answer says how many they are
-           (`Call.included`).
+           many and some more, as a pull of a later clock does (`ahead`), and the answer says how many they are
+           (`included`).
     ASP    A pull at clock c uses rows that were fetched at clock c - s or later.
 
 Invariants
@@ -35,7 +35,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.cluster.worker.calls import Call
 from shoal.errors import ShoalError
 from shoal.table.arrays import Counts, Rows
 
@@ -45,7 +44,7 @@ _ANY_CLOCK = 2**32 - 1
 _READERS = 2**32 - 1  # numbers of pulls are 1 to this
 
 
-Submit = Callable[..., Call]  # submits a pull or a push of the table
+Submit = Callable[..., _core.Call]  # submits a pull or a push of the table
 
 
 class CachedPull:
@@ -70,13 +69,14 @@ class CachedPull:
         self.reader = reader
         self.clock = clock
         self.rows = rows
-        self.mark: tuple[int, list[Call]] | None = (
+        self.mark: tuple[int, list[_core.Call]] | None = (
             None  # repetitions before pushes that are not acknowledged, and these
         )
-        self.call: Call | None = None  # what is fetched
+        self.call: _core.Call | None = None  # what is fetched
         self.error: ShoalError | None = None
-        # Positions, None if the answer is all rows; hashes, their begins of slots, and the array for the answer.
-        self._fetched: tuple[_Positions, npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows] | None = None
+        # Positions, None if the answer is all rows; hashes, their begins of slots, the array for the answer, and
+        # whether it is of whole rows.
+        self._fetched: tuple[_Positions, npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows, bool] | None = None
         self._joined: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]] | None = None
         self._readers: list[int] = []
         self._rest: CachedPull | None = None  # the joined rows that another pull has not brought
@@ -87,13 +87,13 @@ class CachedPull:
         return self.advance() is None
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[_core.Call]:
         """Calls of this pull and of those that it waits for."""
         with self._owner.lock:
             others = [self._owner.pulls[reader] for reader in self._readers if reader in self._owner.pulls]
             return [pull.call for pull in (self, *others) if pull.call is not None]
 
-    def advance(self) -> Call | None:
+    def advance(self) -> _core.Call | None:
         """Do what can be done; return a call that this pull waits for, or None if it is done."""
         with self._owner.lock:
             return self._owner.advance(self)
@@ -128,7 +128,7 @@ class CachedRows:
         self._clock = clock
         self._repetitions = repetitions
         self._reader = 0
-        self._unacknowledged: list[Call] = []  # pushes
+        self._unacknowledged: list[_core.Call] = []  # pushes
         self._mark = 0  # repetitions before the first of them
         # May be held while the clock ends.
         self.lock = threading.RLock()
@@ -147,7 +147,7 @@ class CachedRows:
         hashes: npt.NDArray[np.uint64],
         begins: npt.NDArray[np.uint64],
         rows: Rows,
-        after: Sequence[Call] = (),
+        after: Sequence[_core.Call] = (),
     ) -> CachedPull:
         """Read rows from the servers, with all pushes of this worker."""
         with self.lock:
@@ -158,7 +158,7 @@ class CachedRows:
 
     def _begin(self, clock: int, rows: Rows) -> CachedPull:
         for pull in list(self.pulls.values()):
-            if pull.call is not None and pull.call.done:
+            if pull.call is not None and pull.call.done():
                 self._finish(pull)  # perhaps the caller never waits for it
         self._reader = self._reader % _READERS + 1
         return CachedPull(self, self._reader, clock, rows)
@@ -189,15 +189,15 @@ class CachedRows:
         hashes: npt.NDArray[np.uint64],
         begins: npt.NDArray[np.uint64],
         out: Rows,
-        after: Sequence[Call],
+        after: Sequence[_core.Call],
         *,
         whole: bool = False,
     ) -> None:
-        self._unacknowledged = [call for call in self._unacknowledged if not call.done]
+        self._unacknowledged = [call for call in self._unacknowledged if not call.done()]
         if self._unacknowledged:
             pull.mark = self._mark, list(self._unacknowledged)
         is_dated = self._waits is not None
-        pull._fetched = positions, hashes, begins, out
+        pull._fetched = positions, hashes, begins, out, whole
         self.pulls[pull.reader] = pull
         try:
             pull.call = self._submit(
@@ -221,7 +221,7 @@ class CachedRows:
         call, fetched = pull.call, pull._fetched
         assert call is not None
         assert fetched is not None
-        positions, hashes, begins, out = fetched
+        positions, hashes, begins, out, whole = fetched
         pull._fetched = None
         pull.error = call.error
         del self.pulls[pull.reader]
@@ -229,32 +229,36 @@ class CachedRows:
         if self._local_steps and call.error is None and not in_order:
             # It may lack a change that the worker has seen in its copy: ask again once that has arrived.
             self._cache.fill(hashes, pull.reader, 0, False, _NOTHING)
-            self._fetch(pull, positions, hashes, begins, out, self._unacknowledged, whole=call.whole)
+            self._fetch(pull, positions, hashes, begins, out, self._unacknowledged, whole=whole)
             pull.mark = None
             return
-        is_kept = call.error is None and in_order and call.whole == self._local_steps
-        included = pull.clock if self._waits is None else call.included or 0
-        self._cache.fill(hashes, pull.reader, included, is_kept, out if is_kept else _NOTHING)
+        is_kept = call.error is None and in_order and whole == self._local_steps
+        self._cache.fill(hashes, pull.reader, self._included(pull), is_kept, out if is_kept else _NOTHING)
         if call.error is not None:
             return
-        if call.whole:
+        if whole:
             assert positions is not None
             self._cache.copy_weights_of(out, positions, pull.rows)
         elif positions is not None:
             _core.scatter_rows(positions, out, pull.rows, self._dim)
+
+    def _included(self, pull: CachedPull) -> int:
+        """Return how many clocks the rows that a pull has fetched include."""
+        assert pull.call is not None
+        return pull.clock if self._waits is None else pull.call.included or 0
 
     def _came_in_order(self, pull: CachedPull) -> bool:
         """Whether an answer includes all pushes that were sent before its request."""
         if pull.mark is None:
             return True
         repetitions, pushes = pull.mark
-        return repetitions == self._repetitions() and all(call.done for call in pushes)
+        return repetitions == self._repetitions() and all(call.done() for call in pushes)
 
-    def advance(self, pull: CachedPull) -> Call | None:
+    def advance(self, pull: CachedPull) -> _core.Call | None:
         """Do what can be done of a pull; return a call that it waits for, or None if it is done."""
         while pull._fetched is not None:
             assert pull.call is not None
-            if not pull.call.done:
+            if not pull.call.done():
                 return pull.call
             self._finish(pull)
         if pull.error is not None:
@@ -262,7 +266,7 @@ class CachedRows:
         while pull._readers:
             other = self.pulls.get(pull._readers[-1])
             if other is not None and other.call is not None:
-                if not other.call.done:
+                if not other.call.done():
                     return other.call
                 self._finish(other)
             pull._readers.pop()
@@ -282,14 +286,14 @@ class CachedRows:
 
     # --- pushes -----------------------------------------------------------------------------------------------------
 
-    def push(self, hashes: npt.NDArray[np.uint64], grads: Rows, counts: Counts | None) -> Call | None:
+    def push(self, hashes: npt.NDArray[np.uint64], grads: Rows, counts: Counts | None) -> _core.Call | None:
         """Hold gradients back where their rows have an entry, and send the others."""
         with self.lock:
             return self._send(self._cache.add(hashes, grads, counts, self._clock(), self._slots))
 
     def push_to_servers(
-        self, hashes: npt.NDArray[np.uint64], grads: Rows, counts: Counts | None, after: Sequence[Call] = ()
-    ) -> list[Call]:
+        self, hashes: npt.NDArray[np.uint64], grads: Rows, counts: Counts | None, after: Sequence[_core.Call] = ()
+    ) -> list[_core.Call]:
         """Send gradients with those that were held back of the same rows."""
         with self.lock:
             passed = self._cache.add(hashes, grads, counts, self._clock(), self._slots)
@@ -303,11 +307,11 @@ class CachedRows:
             if first >= 0 and self._cache.sums:
                 self._send_sums(self._cache.send_older(first, self._slots))
 
-    def flush(self) -> list[Call]:
+    def flush(self) -> list[_core.Call]:
         """Send all that is held back; return its push, if there is one, and those that are not acknowledged yet."""
         with self.lock:
             self._send_sums(self._cache.send_older(_ANY_CLOCK, self._slots))
-            self._unacknowledged = [call for call in self._unacknowledged if not call.done]
+            self._unacknowledged = [call for call in self._unacknowledged if not call.done()]
             return list(self._unacknowledged)
 
     def forget(self) -> None:
@@ -316,14 +320,16 @@ class CachedRows:
             self.flush()
             self._cache.forget()
 
-    def _send_sums(self, sums: _core._Sums | None, after: Sequence[Call] = ()) -> Call | None:
+    def _send_sums(self, sums: _core._Sums | None, after: Sequence[_core.Call] = ()) -> _core.Call | None:
         return self._send(sums, after, whole=self._local_steps)
 
-    def _send(self, sums: _core._Sums | None, after: Sequence[Call] = (), *, whole: bool = False) -> Call | None:
+    def _send(
+        self, sums: _core._Sums | None, after: Sequence[_core.Call] = (), *, whole: bool = False
+    ) -> _core.Call | None:
         if sums is None:
             return None
         hashes, begins, grads, counts = sums
-        self._unacknowledged = [call for call in self._unacknowledged if not call.done]
+        self._unacknowledged = [call for call in self._unacknowledged if not call.done()]
         if not self._unacknowledged:
             self._mark = self._repetitions()
         call = self._submit(

@@ -18,10 +18,8 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.cluster.worker.cache import Cache
 from shoal.cluster.worker.cached_rows import CachedPull, CachedRows
-from shoal.cluster.worker.calls import Call
-from shoal.cluster.worker.channel import CallFuture, Channel, PendingCalls
-from shoal.cluster.worker.filters import Filter
-from shoal.cluster.worker.remote_shard import RemoteShard
+from shoal.cluster.worker.channel import Channel
+from shoal.cluster.worker.remote_shard import PendingCalls, RemoteShard
 from shoal.consistency import Consistency
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
@@ -43,11 +41,11 @@ class PullFuture(PendingCalls):
         self._pull = pull
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[_core.Call]:
         """The calls that a later one comes after."""
         return self._pull.calls
 
-    def next_call(self) -> Call | None:
+    def next_call(self) -> _core.Call | None:
         """Do what can be done; return a call that the pull waits for."""
         return self._pull.advance()
 
@@ -55,42 +53,30 @@ class PullFuture(PendingCalls):
         """Wait for the rows; raise the error of the pull."""
         self._wait(timeout)
         if self._pull.error is not None:
-            call = self._pull.call
-            assert call is not None
-            if call.error is not None:
-                self.channel.wait(call)  # raises its error
             raise self._pull.error
 
 
 class PushFuture(PendingCalls):
     """A push of which some gradients may be held back; waiting for it waits for the others."""
 
-    def __init__(self, shard: CachedShard, channel: Channel, pushes: list[Call]) -> None:
+    def __init__(self, channel: Channel, pushes: list[_core.Call]) -> None:
         super().__init__(channel)
-        self._shard = shard
         self._pushes = pushes
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[_core.Call]:
         """The calls that a later one comes after."""
         return self._pushes
 
-    def next_call(self) -> Call | None:
+    def next_call(self) -> _core.Call | None:
         """Return the first call that is not settled."""
-        return next((call for call in self._pushes if not call.done), None)
+        return next((call for call in self._pushes if not call.done()), None)
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until what was sent is acknowledged; raise its error."""
         self._wait(timeout)
         for call in self._pushes:
-            self.channel.wait(call)
-
-    def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        """Read the row of each key as given, as it is after this push."""
-        shard = self._shard
-        return pull_and_expand(
-            lambda batch, rows: shard.pull_from_servers(batch, rows, shard.rows.flush()), batch, rows, shard.workers
-        )
+            call.result()
 
 
 class CachedShard(RemoteShard):
@@ -104,7 +90,7 @@ class CachedShard(RemoteShard):
         channel: Channel,
         table: int,
         spec: TableSpec,
-        filter: Filter | None = None,
+        filter: _core.Filter | None = None,
         *,
         workers: _core.ThreadPool,
         cache: Cache,
@@ -112,8 +98,7 @@ class CachedShard(RemoteShard):
         slots: int,
     ) -> None:
         super().__init__(channel, table, spec, filter, workers=workers)
-        self.workers = workers
-        self._changes: list[CallFuture] = []  # begun calls that change rows other than by a push
+        self._changes: list[_core.Call] = []  # begun calls that change rows other than by a push
         has_steps = cache.makes_steps(spec.optimizer, spec.floats)
         steps = (spec.optimizer.rule, spec.optimizer.engine_params()) if has_steps else ()
         self.rows = CachedRows(
@@ -125,11 +110,11 @@ class CachedShard(RemoteShard):
             waits=consistency.waits if consistency.mode == "ssp" else None,
             submit=self._submit,
             clock=lambda: channel.clock,
-            repetitions=lambda: channel.repetitions,
+            repetitions=lambda: channel.client.repetitions,
         )
 
-    def _submit(self, op: int, *, after: Sequence[Call] = (), **what: Any) -> Call:
-        return self._channel.begin(op, self.number, filter=self._filter, after=after, **what).call
+    def _submit(self, op: int, *, after: Sequence[_core.Call] = (), **what: Any) -> _core.Call:
+        return self._channel.begin(op, self.number, filter=self._filter, after=after, **what)
 
     def after(self, requests: Sequence[Waitable], /) -> Self:
         """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded."""
@@ -149,22 +134,46 @@ class CachedShard(RemoteShard):
                 with contextlib.suppress(ValueError):  # another thread has removed it
                     self._changes.remove(call)
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> Waitable:  # type: ignore[override]
+    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> Waitable:
         """Read the row of each unique key."""
-        self._channel.check()
+        self._channel.client.check()
         self._forget_changed()
         if len(batch) < MIN_KEYS or self._after or not rows.flags.c_contiguous:
             return self.pull_from_servers(batch, rows)
-        self._channel.call_metrics.count_keys(batch.input_size, len(batch))
         return PullFuture(self._channel, self.rows.pull(batch.hashes, rows))
 
-    def pull_from_servers(self, batch: _core.KeyBatch, rows: Rows, after: Sequence[Call] = ()) -> Waitable:
+    def pull_from_servers(self, batch: _core.KeyBatch, rows: Rows, after: Sequence[_core.Call] = ()) -> Waitable:
         """Read the row of each unique key from the servers."""
-        self._channel.call_metrics.count_keys(batch.input_size, len(batch))
         pull = self.rows.pull_from_servers(batch.hashes, batch.offsets, rows, [*self._after, *after])
         return PullFuture(self._channel, pull)
 
-    def push(  # type: ignore[override]
+    def pull_per_key(
+        self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
+    ) -> Waitable:
+        """Read the row of each key as given."""
+        return pull_and_expand(self.pull, batch, rows, self._workers)
+
+    def pull_after(self, push: Waitable, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+        """Read the row of each key as given, as it is after a push."""
+        return pull_and_expand(
+            lambda batch, rows: self.pull_from_servers(batch, rows, self.rows.flush()), batch, rows, self._workers
+        )
+
+    def push_per_key(
+        self,
+        batch: _core.KeyBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        clock: int = 0,
+        locations: _core.RowLocations | None = None,
+        /,
+    ) -> Waitable:
+        """Apply one step with a gradient for each key as given, summed here."""
+        sums = np.empty((len(batch), grads.shape[1]), np.float32)
+        batch.sum(grads, grads.shape[1], sums, self._workers, self._is_integer)
+        return self.push(batch, sums, counts)
+
+    def push(
         self,
         batch: _core.KeyBatch | _core.SummedBatch,
         grads: Rows,
@@ -172,21 +181,21 @@ class CachedShard(RemoteShard):
         clock: int = 0,
         locations: _core.RowLocations | None = None,
         /,
-    ) -> PushFuture:
+    ) -> Waitable:
         """Apply one step with a gradient for each unique key, some of them later."""
-        self._channel.check()
+        self._channel.client.check()
         self._forget_changed()
         if len(batch) < MIN_KEYS or self._after:
             pushes = self.rows.push_to_servers(batch.hashes, grads, counts, self._after)
         else:
             push = self.rows.push(batch.hashes, grads, counts)
             pushes = [] if push is None else [push]
-        return PushFuture(self, self._channel, pushes)
+        return PushFuture(self._channel, pushes)
 
     # --- everything else --------------------------------------------------------------------------------------------
 
-    def _begin(self, op: int, **what: Any) -> CallFuture:
-        self._channel.check()
+    def _begin(self, op: int, **what: Any) -> _core.Call:
+        self._channel.client.check()
         after = [*what.pop("after", ()), *self.rows.flush()]
         return super()._begin(op, after=after, **what)
 
@@ -215,7 +224,7 @@ class CachedShard(RemoteShard):
 
     def run_function(
         self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
-    ) -> CallFuture:
+    ) -> _core.Call:
         """Call a function of a user on all servers; one that changes rows does so exactly once."""
         future = super().run_function(function, description, hashes)
         if function in CHANGES_ROWS:

@@ -28,6 +28,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from shoal import _core
 from shoal.base.logs import identify_store
 from shoal.checkpoint.format import Chain, ChainEntry
 from shoal.checkpoint.read import load as load_checkpoint
@@ -59,13 +60,12 @@ from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.cluster.protocol.tasks import STALL_SECONDS
 from shoal.cluster.worker.cache import Cache, choose_cache
 from shoal.cluster.worker.cached_shard import CachedShard
-from shoal.cluster.worker.calls import WorkerIdentity
+from shoal.cluster.worker.channel import Role, WorkerIdentity
 from shoal.cluster.worker.connected_store import ConnectedStore, ask_map, bounded
-from shoal.cluster.worker.filters import Filter, Filters, choose
+from shoal.cluster.worker.filters import Filters, choose, make_filter
 from shoal.cluster.worker.load import ServerLoad
 from shoal.cluster.worker.remote_load import RemoteLoadTarget
 from shoal.cluster.worker.remote_shard import NO_DELTAS, RemoteShard, UnsynchronizedSnapshot
-from shoal.cluster.worker.requests import Requests
 from shoal.cluster.worker.save import ServerSnapshotSet
 from shoal.consistency import Consistency, as_consistency
 from shoal.errors import ClusterChangedError, DeadlineExceededError, ProtocolError, ShoalError
@@ -110,7 +110,7 @@ class ClusterStore(ConnectedStore):
     ) -> None:
         self._job_name = "" if job is None else job
         self._filters = dict(filters) if isinstance(filters, Mapping) else filters
-        self._filtered: dict[str, Filter] = {}
+        self._filtered: dict[str, _core.Filter] = {}
         self._cache = dict(cache) if isinstance(cache, Mapping) else cache
         self._cached: dict[str, CachedShard] = {}  # by the table's name
         self._saved_bytes: dict[str, float] = {}  # by the filters of each table
@@ -172,7 +172,7 @@ class ClusterStore(ConnectedStore):
                     f"the number of workers may change, and ranks with it: leave out rank={self._wanted_rank}"
                 )
 
-    def _join(self) -> tuple[Requests, int]:
+    def _join(self) -> Role:
         wanted = Join(
             self._wanted_rank,
             workers=self._workers_wanted,
@@ -182,8 +182,6 @@ class ClusterStore(ConnectedStore):
         )
         self._joined: JoinReply = self._scheduler.join(wanted, self._timeout)
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
-        worker = WorkerIdentity(self._joined.rank, self._joined.incarnation, self._joined.job)
-        requests = Requests(worker, self._joined.map, atomic_clocks=self._consistency.is_bulk)
         joined = self._joined
         self.member = Member(
             job=joined.job,
@@ -199,7 +197,8 @@ class ClusterStore(ConnectedStore):
             gone=self._gone,
             changing=self._changing,
         )
-        return requests, joined.clock
+        worker = WorkerIdentity(joined.rank, joined.incarnation, joined.job)
+        return Role(worker, joined.map, joined.clock, self._consistency.is_bulk)
 
     @property
     def _about(self) -> str:
@@ -256,7 +255,7 @@ class ClusterStore(ConnectedStore):
             self._saved_bytes[table] = max(
                 saved, self._saved_bytes.get(table, 0)
             )  # less after a list was sent after all
-        errors = {table: filter.gradient_error for table, filter in list(self._filtered.items())}
+        errors = {table: filter.metrics()["gradient_error"] for table, filter in list(self._filtered.items())}
         return {**super().counters(), "filter_bytes_saved": dict(self._saved_bytes), "filter_squared_error": errors}
 
     def sends_exactly(self, table: str) -> bool:
@@ -418,7 +417,7 @@ class ClusterStore(ConnectedStore):
             filters = filters.exact_part()
         if filters is not None and spec.name not in self._filtered:
             joined = self._joined
-            self._filtered[spec.name] = Filter(filters, joined.rank, joined.incarnation, joined.job)
+            self._filtered[spec.name] = make_filter(filters, joined.rank, joined.incarnation, joined.job)
         filter = self._filtered.get(spec.name)
         is_bulk = self._consistency.is_bulk
         cache = choose_cache(self._cache, spec.name)
@@ -554,7 +553,7 @@ class ClusterStore(ConnectedStore):
         # Unless others repeat what this worker has pushed since its last tick: see `_check_left`.
         if (
             self._consistency.is_bulk
-            and self.channel.has_pushed
+            and self.channel.client.has_pushed
             and not (self.member.leaves_early and self._most_workers)
         ):
             self.channel.tick()
@@ -562,7 +561,7 @@ class ClusterStore(ConnectedStore):
 
     def _check_left(self) -> None:
         super()._check_left()
-        if self._consistency.is_bulk and self.channel.has_pushed:
+        if self._consistency.is_bulk and self.channel.client.has_pushed:
             _log.warning(
                 "pushes of worker %d in clock %d are dropped: %s",
                 self.rank,

@@ -86,7 +86,8 @@ def connect(
     Parameters
     ----------
     address : str, optional
-        Address of the scheduler, ``tcp://host:port``; default: that of ``shoal launch`` or of the environment.
+        Address of the scheduler, ``tcp://host:port`` or ``ipc:///path``; default: that of ``shoal launch`` or of the
+        environment.
     job : str, optional
         Name of the job: up to 64 letters, digits, dots, dashes and underscores. Jobs of different names run on a
         cluster at the same time, each with its own workers, ranks, clocks and consistency, on tables of their own or on
@@ -154,7 +155,8 @@ def connect(
     address = address or find_scheduler(os.environ)
     if address is None:
         raise ValueError(
-            "the scheduler's address is unknown: pass it, tcp://HOST:PORT, or start this program with shoal launch"
+            "the scheduler's address is unknown: pass it, tcp://HOST:PORT or ipc:///PATH, or start this program with "
+            "shoal launch"
         )
     form = find_log_format(os.environ)
     if form is not None and not logging.getLogger().handlers:

@@ -37,8 +37,7 @@ from shoal.cluster.protocol.records import Event
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import GetStatus, StatusReply, as_dict
-from shoal.cluster.worker.channel import Channel
-from shoal.cluster.worker.requests import Requests
+from shoal.cluster.worker.channel import Channel, CurveKeys, Role
 from shoal.errors import ShoalError
 from shoal.store.base import Store
 
@@ -124,8 +123,8 @@ class ConnectedStore(Store):
         """Raise the errors of the arguments that only this kind of store has."""
 
     @abstractmethod
-    def _join(self) -> tuple[Requests, int]:
-        """Become what the store is to be; returns its requests, and the clock at which they begin."""
+    def _join(self) -> Role:
+        """Become what the store is to be."""
 
     @property
     @abstractmethod
@@ -143,7 +142,7 @@ class ConnectedStore(Store):
         turn: Callable[[], bool],
         undo: contextlib.ExitStack,
     ) -> None:
-        secure, secure_scheduler = _security(curve)
+        data_keys, secure_scheduler = _security(curve)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         undo.callback(_end_context, context, os.getpid())
@@ -162,14 +161,12 @@ class ConnectedStore(Store):
         welcome: HelloReply = self._scheduler.hello(self._timeout)
         identify_store(role, cluster=welcome.cluster)
         super().__init__(threads=threads, slots=welcome.slots)
-        requests, clock = self._join()
-        refresh = self._scheduler
+        scheduler = self._scheduler
         self._channel = Channel(
-            requests,
-            clock=clock,
+            self._join(),
             timeout=self._timeout,
-            refresh=lambda: ask_map(refresh, _MAP_SECONDS),
-            secure=secure,
+            refresh=lambda: ask_map(scheduler, _MAP_SECONDS),
+            curve=data_keys,
             context=context,
             tracer=self._tracer,
         )
@@ -303,7 +300,7 @@ def _leave_at_exit() -> None:
     stores = list(_open_stores)
     for store in stores:
         if store._finalizer.detach() is not None:  # otherwise the finalizer has run already
-            if store.channel.has_pending or (store.consistency.is_bulk and store.channel.has_pushed):
+            if store.channel.client.has_pending or (store.consistency.is_bulk and store.channel.client.has_pushed):
                 _log.warning(
                     "the program has ended before %s(%s) was closed, and pushes of it are lost: use the store in a "
                     "with statement, or call close()",
@@ -386,11 +383,12 @@ def _end_context(context: zmq.Context[zmq.Socket[bytes]], process: int) -> None:
 
 def _security(
     curve: str | os.PathLike[str] | None,
-) -> tuple[Callable[[zmq.Socket[bytes]], None] | None, dict[str, Any]]:
-    """Return the function that secures a data socket, and the arguments that secure the scheduler's client."""
+) -> tuple[CurveKeys | None, dict[str, Any]]:
+    """Return the keys of data sockets, and the arguments that secure the scheduler's client."""
     if curve is None:
         return None, {}
     from shoal.cluster.protocol.curve import Keys
 
     keys = Keys.load(curve, "worker")
-    return keys.client_of("server"), {"keys": keys}
+    data_keys = CurveKeys(*(key.decode() for key in (keys.public_of("server"), keys.public, keys.secret)))
+    return data_keys, {"keys": keys}

@@ -1,29 +1,16 @@
-"""Filters that reduce the bytes of pulls and pushes, after Li et al. (OSDI 2014).
+"""Filters that reduce the bytes of pulls and pushes, after Li et al. (OSDI 2014): what users choose.
 
-Idea. A filter encodes the arrays of a call into frames. Some filters are exact: the servers receive the same bits. The
-others are unbiased: the expected value of what arrives is what was passed. Their errors are counted, and do not depend
-on how a call was cut or how often it was sent.
+csrc/client/filter.h encodes.
 
-    gradients  --threshold--> small rows: zeros, or larger --gradients--> 16 bits --zeros--> packed
-    hashes     --key_caching--> 16 bytes, if the server has the list
-    weights    by the server: --weights--> 16 bits --zeros--> packed
-
-The random numbers of a push are a function of (seed, worker, sequence of the call, hash): a part that is cut again
-after a change of the map has the same values.
-
-Threads: a description is frozen; a :class:`Filter` belongs to its owner of requests, and is used under the same lock.
+Threads: a description is frozen.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.scalars import make_plain
@@ -31,7 +18,6 @@ from shoal.base.scalars import make_plain
 Dtype = _core.WireDtype
 
 _DTYPES = {"float32": Dtype.FLOAT32, "float16": Dtype.FLOAT16, "bfloat16": Dtype.BFLOAT16}
-_MIN_KEYS = 16  # below this a digest saves too little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,103 +114,14 @@ def parse_filters(text: str, seed: int = 0) -> Filters:
 _NAMES = ("key_caching", "zeros", "gradients", "weights", "threshold")
 
 
-@dataclass(slots=True)
-class EncodedPayload:
-    """The frames of a part, and the fields of its header that depend on them."""
-
-    frames: list[Any]
-    dtype: int
-    packed: bool = False
-    keep: bool = False
-    digest: bytes = b""  # of the list; sent in its place unless `keep`
-
-
-class Filter:
-    """The state of one table's filters, for one worker."""
-
-    def __init__(self, filters: Filters, rank: int, incarnation: int, job: int) -> None:
-        self.filters = filters
-        # pushes, pulls (messages); key_bytes_saved, gradient_bytes_saved, weight_bytes_saved; lists_sent, lists_named
-        # (by digest), lists_lost (the server had none: sent after all); rows_dropped, rows_raised by `threshold`.
-        self.counts: Counter[str] = Counter()
-        # Sum of (sent - passed)^2 over all gradients.
-        self.gradient_error = 0.0
-        # Largest error of a gradient by rounding to 16 bits.
-        self.largest_error = 0.0
-        self._seed = filters.seed ^ (rank << 32 | incarnation)
-        self._job = job
-
-    def metrics(self) -> dict[str, float]:
-        """Return all counts, by name."""
-        return {**self.counts, "gradient_error": self.gradient_error, "largest_error": self.largest_error}
-
-    def pull(self, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> EncodedPayload:
-        """Return the frames of a pull; ``known`` has the digests of the key lists that its server has."""
-        sent = EncodedPayload([hashes], _DTYPES[self.filters.weights], packed=self.filters.zeros)
-        self._name(sent, hashes, known)
-        self.counts["pulls"] += 1
-        return sent
-
-    def prefetch(self, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> EncodedPayload:
-        """Return the frames of a prefetch, after which a pull can name its key list."""
-        sent = EncodedPayload([hashes], Dtype.NONE)
-        self._name(sent, hashes, known)
-        return sent
-
-    def push(
-        self,
-        hashes: npt.NDArray[np.uint64],
-        grads: npt.NDArray[np.float32],
-        sequence: int,
-        known: Mapping[bytes, None],
-        *,
-        whole: bool = False,
-    ) -> EncodedPayload:
-        """Return the frames of a push; ``grads`` is float32[n, dim].
-
-        ``whole``: they are changes of whole rows, to which no threshold applies.
-        """
-        filters, counts = self.filters, self.counts
-        sent = EncodedPayload([], Dtype.FLOAT32)
-        values: npt.NDArray[Any] = grads
-        if filters.threshold and not whole:
-            values, dropped, raised, squared = _core.filter_significant(
-                values, hashes, filters.threshold, self._seed, sequence
-            )
-            counts["rows_dropped"] += dropped
-            counts["rows_raised"] += raised
-            self.gradient_error += squared
-        if filters.gradients != "float32":
-            sent.dtype = _DTYPES[filters.gradients]
-            values, squared, largest = _core.narrow(values, hashes, sent.dtype, self._seed, sequence)
-            self.gradient_error += squared
-            self.largest_error = max(self.largest_error, largest)
-        packed = _core.pack(values) if filters.zeros else None
-        frames = [values] if packed is None else list(packed)
-        sent.packed = packed is not None
-        sent.frames = [hashes, *frames]
-        counts["pushes"] += 1
-        counts["gradient_bytes_saved"] += grads.nbytes - sum(frame.nbytes for frame in frames)
-        self._name(sent, hashes, known)
-        return sent
-
-    def _name(self, sent: EncodedPayload, hashes: npt.NDArray[np.uint64], known: Mapping[bytes, None]) -> None:
-        if not self.filters.key_caching or len(hashes) < _MIN_KEYS:
-            return
-        sent.digest = _core.digest(hashes, self._job)
-        sent.keep = sent.digest not in known
-        if sent.keep:
-            self.counts["lists_sent"] += 1
-        else:
-            self.counts["lists_named"] += 1
-            self.counts["key_bytes_saved"] += hashes.nbytes - len(sent.digest)
-            sent.frames[0] = sent.digest
-
-    def lost(self, hashes: npt.NDArray[np.uint64]) -> None:
-        """Count a list that was sent as a digest first, and then completely."""
-        self.counts["lists_lost"] += 1
-        self.counts["key_bytes_saved"] -= hashes.nbytes
-
-    def pulled(self, plain: int, came: int) -> None:
-        """Count an answer to a pull, of ``came`` bytes instead of ``plain``."""
-        self.counts["weight_bytes_saved"] += plain - came
+def make_filter(filters: Filters, rank: int, incarnation: int, job: int) -> _core.Filter:
+    """Make what encodes the arrays of one table's calls, for one worker."""
+    return _core.Filter(
+        key_caching=filters.key_caching,
+        zeros=filters.zeros,
+        gradients=_DTYPES[filters.gradients],
+        weights=_DTYPES[filters.weights],
+        threshold=filters.threshold,
+        seed=filters.seed ^ (rank << 32 | incarnation),
+        job=job,
+    )

@@ -21,11 +21,9 @@ from shoal.checkpoint.format import Chain, ChainEntry
 from shoal.checkpoint.write import SnapshotSet
 from shoal.cluster.protocol.messages import ListTables, ListTablesReply, TableReply
 from shoal.cluster.protocol.ping import NO_WORKER
-from shoal.cluster.worker.calls import WorkerIdentity
-from shoal.cluster.worker.channel import CallFuture
+from shoal.cluster.worker.channel import Role, WorkerIdentity
 from shoal.cluster.worker.connected_store import ConnectedStore, ask_map
 from shoal.cluster.worker.remote_shard import RemoteShard
-from shoal.cluster.worker.requests import Requests
 from shoal.consistency import ASP, Consistency
 from shoal.storage.base import StoragePath
 from shoal.store.description import check_same
@@ -59,6 +57,18 @@ class _ReaderShard(RemoteShard):
         """Refuse."""
         _refuse("push")
 
+    def push_per_key(
+        self,
+        batch: _core.KeyBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        clock: int = 0,
+        locations: _core.RowLocations | None = None,
+        /,
+    ) -> NoReturn:
+        """Refuse."""
+        _refuse("push")
+
     def assign(self, batch: _core.KeyBatch, rows: Rows, clock: int = 0, /) -> NoReturn:
         """Refuse."""
         _refuse("assign rows")
@@ -75,7 +85,7 @@ class _ReaderShard(RemoteShard):
 
     def run_function(
         self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
-    ) -> CallFuture:
+    ) -> _core.Call:
         """Call a function of a user that changes no rows."""
         if function in CHANGES_ROWS:
             _refuse("apply functions")
@@ -124,10 +134,10 @@ class ReaderStore(ConnectedStore):
     def _check_arguments(self) -> None:
         pass
 
-    def _join(self) -> tuple[Requests, int]:
+    def _join(self) -> Role:
         map = ask_map(self._scheduler, self._timeout)  # answered when the cluster has formed
         self._scheduler.try_servers(map, self._timeout)
-        return Requests(_ANONYMOUS, map, atomic_clocks=False), 0
+        return Role(_ANONYMOUS, map)
 
     # ---- properties --------------------------------------------------------------------------------------------------
 

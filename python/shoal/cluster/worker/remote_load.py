@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.cluster.protocol.tasks import digest_words
-from shoal.cluster.worker.channel import CallFuture, Channel
+from shoal.cluster.worker.channel import Channel
 from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 
@@ -36,7 +36,7 @@ class RemoteLoadTarget:
         self.number = table  # the number of the table on the servers
         self._spec = spec
         self._slots = slots
-        self._sent: list[CallFuture] = []
+        self._sent: list[_core.Call] = []
         self.step = 0
         self._clock = 0
 
@@ -86,13 +86,13 @@ class RemoteLoadTarget:
     def _send(self, slot: int, rows: int, section: npt.NDArray[np.uint8]) -> None:
         self._add(self._begin(Op.LOAD_ROWS, [section], count=rows, slot=slot))
 
-    def _add(self, future: CallFuture) -> None:
+    def _add(self, future: _core.Call) -> None:
         for call in [call for call in self._sent if call.done()]:
             call.result()  # raises its error
             self._sent.remove(call)
         self._sent.append(future)
 
-    def _begin(self, op: int, payload: list[Any], **what: Any) -> CallFuture:
+    def _begin(self, op: int, payload: list[Any], **what: Any) -> _core.Call:
         return self._channel.begin(op, self.number, payload=payload, **what)
 
     def finish(self) -> None:

@@ -6,7 +6,8 @@ Threads: any number of callers.
 from __future__ import annotations
 
 import copy
-import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self, cast
 
@@ -14,16 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.cluster.worker.calls import Call
-from shoal.cluster.worker.channel import CallFuture, Channel, PendingCalls
-from shoal.cluster.worker.filters import Filter
+from shoal.cluster.worker.channel import Channel
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
-from shoal.table.reductions import CHANGES_ROWS
-from shoal.table.shard import OTHER_STORE, LocalShard, pull_and_expand
+from shoal.table.reductions import CHANGES_ROWS, OF_ANY_LENGTH
+from shoal.table.shard import OTHER_STORE, LocalShard
 from shoal.table.spec import TableSpec
 from shoal.table.stats import TIER_NUMBERS
-from shoal.user_functions import Description, failure
+from shoal.user_functions import Description
 
 Op = _core.Op
 
@@ -41,91 +40,43 @@ _METRICS = (
 )
 
 
-class PushCallFuture(CallFuture):
-    """A push that has been submitted."""
+class PendingCalls(ABC):
+    """Calls that are waited for one after another: a :class:`shoal.table.future.Waitable`."""
 
-    __slots__ = ("_after", "_is_bulk", "_mark", "_workers")
+    __slots__ = ("channel",)
 
-    def __init__(
-        self,
-        channel: Channel,
-        call: Call,
-        mark: int | None,
-        workers: _core.ThreadPool,
-        *,
-        is_bulk: bool,
-        after: Sequence[Call],
-    ) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.call = call
-        self._after = after
-        self._mark = mark  # Channel.repetitions before the push; None: a filter may change it on its way
-        self._workers = workers
-        self._is_bulk = is_bulk  # then no pull of this clock sees it
-
-    def pull_per_key(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        """Read the row of each key as given, as it is after this push."""
-        return pull_and_expand(self._pull, batch, rows, self._workers)
-
-    def _pull(self, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
-        def pull() -> CallFuture:
-            return _pull(self.channel, self.call.table, batch, rows, self.call.filter, self._after)
-
-        return pull() if self._is_bulk else PullAfterPush(self, self._mark, pull)
-
-
-class PullAfterPush(PendingCalls):
-    """A pull that sees the effect of a push.
-
-    It is sent directly after the push. If nothing was sent again since, each endpoint took the two in this order;
-    otherwise the pull is repeated, by whoever asks whether it is done or waits for it.
-    """
-
-    def __init__(self, push: PushCallFuture, mark: int | None, pull: Callable[[], CallFuture]) -> None:
-        super().__init__(push.channel)
-        self._push = push
-        self._mark = mark
-        self._pull = pull
-        self._pulled = None if mark is None else pull()
-        self._lock = threading.Lock()  # guards _mark and _pulled
 
     @property
-    def calls(self) -> list[Call]:
-        """The calls that a later one comes after: a pull that is repeated may see more than the push."""
-        return [self._push.call] if self._pulled is None else [self._push.call, self._pulled.call]
+    @abstractmethod
+    def calls(self) -> list[_core.Call]:
+        """The calls that a later one comes after."""
 
-    def next_call(self) -> Call | None:
-        """Return a call that this one waits for, after repeating the pull where it has to be; None: it is done."""
-        if not self._push.call.done:
-            return self._push.call
-        with self._lock:
-            is_last = self._mark is None or self._mark == self.channel.repetitions
-            if self._pulled is None or (self._pulled.done() and not is_last and self._push.call.error is None):
-                self._mark = None
-                self._pulled = self._pull()
-            return self._pulled.next_call()
+    @abstractmethod
+    def next_call(self) -> _core.Call | None:
+        """Return the call that is to be waited for; None: all are settled. Submits what has become due. Any thread."""
 
-    def result(self, timeout: float | None = None) -> None:
-        """Wait for the pulls, one after another, and for the push."""
-        self._wait(timeout)
-        self._push.result()
-        assert self._pulled is not None
-        self._pulled.result()
+    @abstractmethod
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait until all are settled; raise the error of one that failed."""
 
+    def done(self) -> bool:
+        """Whether all are settled."""
+        return self.next_call() is None
 
-def _pull(
-    channel: Channel,
-    table: int,
-    batch: _core.KeyBatch,
-    rows: Rows,
-    filter: Filter | None,
-    after: Sequence[Call],
-) -> CallFuture:
-    dim = rows.shape[1] if rows.ndim > 1 else 1
-    channel.call_metrics.count_keys(batch.input_size, len(batch))
-    return channel.begin(
-        Op.PULL, table, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=dim, filter=filter, after=after
-    )
+    def add_done_callback(self, fn: Callable[[Self], object], /) -> None:
+        """Call a function when all are settled."""
+        call = self.next_call()
+        if call is None:
+            fn(self)
+        else:
+            call.add_done_callback(lambda _: self.add_done_callback(fn))
+
+    def _wait(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (call := self.next_call()) is not None:
+            call.settle(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 class RemoteShard:
@@ -140,18 +91,20 @@ class RemoteShard:
         channel: Channel,
         table: int,
         spec: TableSpec,
-        filter: Filter | None = None,
+        filter: _core.Filter | None = None,
         *,
         workers: _core.ThreadPool | None = None,
         is_bulk: bool = False,
     ) -> None:
         self._channel = channel
+        self._calls = channel.calls
+        self._floats = spec.floats
         self._workers = workers = _core.ThreadPool(1) if workers is None else workers
         self._is_bulk = is_bulk
         self.number = table  # the number of the table on the servers
         self._filter = filter
         self._is_integer = spec.is_integer
-        self._after: Sequence[Call] = ()  # what pulls and pushes come after
+        self._after: Sequence[_core.Call] = ()  # what pulls and pushes come after
         self._reads_ahead: bool | None = None  # None: not known yet
         # An empty shard of the engine has the names and widths of the columns.
         self._pattern = pattern = LocalShard.of(spec, 2, workers)
@@ -164,11 +117,14 @@ class RemoteShard:
 
     def after(self, requests: Sequence[Waitable], /) -> Self:
         """Return a view of the same rows, whose pulls and pushes begin when these requests have succeeded."""
-        calls: list[Call] = []
+        calls: list[_core.Call] = []
         for request in requests:
-            if not isinstance(request, PendingCalls) or request.channel is not self._channel:
+            if isinstance(request, _core.Call) and request.is_of(self._channel.client):
+                calls.append(request)
+            elif isinstance(request, PendingCalls) and request.channel is self._channel:
+                calls += request.calls
+            else:
                 raise ValueError(OTHER_STORE)
-            calls += request.calls
         view = copy.copy(self)
         view._after = calls
         return view
@@ -176,6 +132,11 @@ class RemoteShard:
     @property
     def retains_arrays(self) -> bool:
         """True: a push may be sent again."""
+        return True
+
+    @property
+    def expands_later(self) -> bool:
+        """True: each row is sent once."""
         return True
 
     def make_locations(self, batch: _core.KeyBatch, /) -> None:
@@ -198,15 +159,30 @@ class RemoteShard:
     def reserve(self, rows: Sequence[int], /) -> None:
         """Do nothing: servers grow their slots by themselves."""
 
-    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> CallFuture:
+    def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> Waitable:
         """Read the row of each unique key."""
-        return _pull(self._channel, self.number, batch, rows, self._filter, self._after)
+        return self._calls.pull(self.number, batch, rows, self._floats, self._filter, self._after)
 
     def pull_per_key(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
     ) -> Waitable:
         """Read the row of each key as given."""
-        return pull_and_expand(self.pull, batch, rows, self._workers)
+        return self._calls.pull_per_key(
+            self.number, batch, rows, self._floats, self._workers, self._filter, self._after
+        )
+
+    def pull_after(self, push: Waitable, batch: _core.KeyBatch, rows: Rows, /) -> Waitable:
+        """Read the row of each key as given, as it is after a push; under BSP no pull of its clock sees it."""
+        return self._calls.pull_per_key(
+            self.number,
+            batch,
+            rows,
+            self._floats,
+            self._workers,
+            self._filter,
+            self._after,
+            None if self._is_bulk else cast("_core.Call", push),
+        )
 
     def push_per_key(
         self,
@@ -216,11 +192,19 @@ class RemoteShard:
         clock: int = 0,
         locations: _core.RowLocations | None = None,
         /,
-    ) -> PushCallFuture:
+    ) -> Waitable:
         """Apply one step with a gradient for each key as given, summed here."""
-        sums = np.empty((len(batch), grads.shape[1]), np.float32)
-        batch.sum(grads, grads.shape[1], sums, self._workers, self._is_integer)
-        return self.push(batch, sums, counts)
+        return self._calls.push_per_key(
+            self.number,
+            batch,
+            grads,
+            self._floats,
+            self._workers,
+            self._is_integer,
+            counts,
+            self._filter,
+            self._after,
+        )
 
     def push(
         self,
@@ -230,23 +214,11 @@ class RemoteShard:
         clock: int = 0,
         locations: _core.RowLocations | None = None,
         /,
-    ) -> PushCallFuture:
+    ) -> Waitable:
         """Apply one step with a gradient for each unique key."""
-        mark = self._channel.repetitions if self._filter is None else None
-        future = self._channel.begin(
-            Op.PUSH,
-            self.number,
-            hashes=batch.hashes,
-            begins=batch.offsets,
-            values=grads,
-            counts=counts,
-            dim=grads.shape[1],
-            filter=self._filter,
-            after=self._after,
-        )
-        return PushCallFuture(self._channel, future.call, mark, self._workers, is_bulk=self._is_bulk, after=self._after)
+        return self._calls.push(self.number, batch, grads, self._floats, counts, self._filter, self._after)
 
-    def _begin(self, op: int, **what: Any) -> CallFuture:
+    def _begin(self, op: int, **what: Any) -> _core.Call:
         """Start a call other than a pull or a push."""
         return self._channel.begin(op, self.number, **what)
 
@@ -315,12 +287,13 @@ class RemoteShard:
             payload=[parameters],
             count=len(parameters),
             write=function in CHANGES_ROWS,
+            per_slot=function not in OF_ANY_LENGTH,
         ).result()
         return np.concatenate(answers)
 
     def run_function(
         self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
-    ) -> CallFuture:
+    ) -> _core.Call:
         """Call a function of a user on all servers; one that changes rows does so exactly once."""
         if description.unsendable:
             raise ValueError(description.unsendable)
@@ -332,7 +305,7 @@ class RemoteShard:
             count=len(parameters),
             write=function in CHANGES_ROWS,
             after=self._after,
-            find_error=failure,
+            user_function=True,
         )
 
     def sweep(self, rules: npt.NDArray[np.float64], clock: int = 0, /, *, dry_run: bool) -> npt.NDArray[np.uint64]:

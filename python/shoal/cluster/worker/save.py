@@ -84,7 +84,7 @@ class ServerSnapshotSet(TaskCoordinator):
         self._kinds = [kind for _, _, kind in tables]
         digest = digest_words(base.digest) if base is not None else [0] * _DIGEST_WORDS
         numbers = [*digest, *(number | _KINDS.index(kind) << 32 for number, _, kind in tables)]
-        deadline = time.monotonic() + channel.timeout
+        deadline = time.monotonic() + channel.client.timeout
         while True:
             try:
                 self._take(numbers, tables, base)

@@ -67,8 +67,8 @@ class TaskCoordinator:
         self._set_map(self._channel.map)
         future = self._channel.begin(Op.SAVE_BEGIN, 0, payload=[np.array(numbers, np.uint64)], count=len(numbers))
         self._open = True
-        self._number = future.call.sequence
-        self.clock = future.call.clock
+        self._number = future.sequence
+        self.clock = future.clock
         answers = [figures.tolist() for figures in future.result()]
         self._sent_at = time.monotonic()
         self._check_map()
@@ -87,7 +87,7 @@ class TaskCoordinator:
         return ShoalError(f"{endpoint.label} has cancelled the {self._what} before it began")
 
     def _patience(self) -> float:
-        return max(self._channel.timeout, MIN_PATIENCE_SECONDS)
+        return max(self._channel.client.timeout, MIN_PATIENCE_SECONDS)
 
     def _run_until(
         self, state: str, task: Task, on_progress: Callable[[int], None] = lambda rows: None
@@ -110,7 +110,9 @@ class TaskCoordinator:
             rows = now
             for k, at in moved.items():
                 idle = time.monotonic() - at
-                if (k not in reports or reports[k].state != state) and idle > max(STALL_SECONDS, self._channel.timeout):
+                if (k not in reports or reports[k].state != state) and idle > max(
+                    STALL_SECONDS, self._channel.client.timeout
+                ):
                     raise DeadlineExceededError(
                         f"{self._endpoints[k].label} has made no progress with the {self._what} for {idle:.0f} s: "
                         f"does its disk, or {task.directory}, still answer?"

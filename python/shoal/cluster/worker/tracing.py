@@ -9,9 +9,9 @@ A server makes no spans: its times come with the answers (docs/wire-format.md), 
 machines are not compared: the span of a server is in the middle of what it answered, that of the shard at the end of
 the server's.
 
-The requests note in `Call.trace` what happens to a traced call, under the lock of their channel. Spans are made from
-these notes later, without the lock, by the thread that waited for the call or by the background thread: what ends with
-a span is code of the user, which may be slow. A call that is not traced has no `Call.trace`.
+The client keeps the times of a traced call (csrc/client). Spans are made from them once it is settled, without a lock
+of the client, by the thread that waited for the call or by the background thread: what ends with a span is code of the
+user, which may be slow.
 
 Invariants
     T1  A call is traced only if its span is recorded: the sampler decides. Otherwise it has no other spans, and asks
@@ -29,88 +29,159 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal import _core
+from shoal.cluster.protocol.address import socket_path
 from shoal.cluster.protocol.ping import NO_WORKER
-from shoal.cluster.worker.calls import HEADER_BYTES, OPS_WITHOUT_TABLE, RequestPart, WorkerIdentity
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from shoal.errors import ShoalError
+    from shoal.table.arrays import Counts, Rows
+
 _log = logging.getLogger("shoal.tracing")
 
+_OPS_WITHOUT_TABLE = frozenset({_core.Op.TICK, _core.Op.SAVE_BEGIN, _core.Op.SAVE_POLL, _core.Op.SAVE_END})
 _EXTRA = "pip install 'shoal[otel]'"
 
 
-class _Request:
-    """What happened to one request of a traced call. Times are nanoseconds of `Trace.ns`."""
+class _Request(NamedTuple):
+    """One request of a traced call, as `_core.Client.take_traced` has it. Times are of time.monotonic()."""
 
-    def __init__(self, begun: int) -> None:
-        self.begun = self.sent = begun  # first and last time that it was sent
-        self.ended = 0  # 0: with its call
-        self.events: list[tuple[str, int]] = []
-        self.bytes = self.received_bytes = 0  # of all messages
-        self.times: tuple[int, int] | None = None  # of the server
-        self.is_answered = False
-
-    def place(self, server_ns: int, shard_ns: int) -> tuple[int, int, int]:
-        """Return begin and end of the server's span, and the begin of the shard's, all within the request.
-
-        The message that was answered is the last one, unless the server had the request for longer.
-        """
-        sent = self.sent if server_ns <= self.ended - self.sent else self.begun
-        server_ns = min(server_ns, self.ended - sent)
-        begin = sent + (self.ended - sent - server_ns) // 2
-        return begin, begin + server_ns, begin + server_ns - min(shard_ns, server_ns)
+    address: str
+    server: int
+    keys: int
+    begun: float  # first time that it was sent
+    sent: float  # last time
+    ended: float
+    bytes: int  # of all messages
+    received_bytes: int
+    is_answered: bool
+    times: tuple[int, int] | None  # nanoseconds in the server, of those in the shard
+    events: list[tuple[str, float]]
 
 
-class Trace:
-    """A traced call: :class:`.CallTrace`."""
+def _place(begun: int, sent: int, ended: int, server_ns: int, shard_ns: int) -> tuple[int, int, int]:
+    """Return begin and end of the server's span, and the begin of the shard's, all within the request.
 
-    def __init__(self, span: Span, context: Any, settled: deque[Trace]) -> None:
+    The message that was answered is the last one, unless the server had the request for longer.
+    """
+    sent = sent if server_ns <= ended - sent else begun
+    server_ns = min(server_ns, ended - sent)
+    begin = sent + (ended - sent - server_ns) // 2
+    return begin, begin + server_ns, begin + server_ns - min(shard_ns, server_ns)
+
+
+class _Trace:
+    """The span of a call that is not settled."""
+
+    def __init__(self, span: Span, context: Any, has_keys: bool) -> None:
         self.span = span
         self.context = context  # with the span, for those of its requests
-        self.requests: dict[RequestPart, _Request] = {}
-        self.ended = 0
-        self.error: BaseException | None = None
-        self._settled = settled
+        self.has_keys = has_keys
         self._offset = time.time_ns() - time.monotonic_ns()
 
     def ns(self, now: float) -> int:
-        """Return a time of the requests as OpenTelemetry has it."""
+        """Return a time of the client as OpenTelemetry has it."""
         return int(now * 1e9) + self._offset
 
-    def note(self, part: RequestPart, what: str, now: float, detail: Any = None) -> None:
-        """Note that a request was "sent" (the frames), "answered" (the reply) or "ended", or another reply's status."""
-        at = self.ns(now)
-        request = self.requests.get(part)
-        if what == "sent":
-            if request is None:
-                request = self.requests[part] = _Request(at)
-            else:
-                request.sent = at
-                request.events.append(("resent", at))
-            request.bytes += sum(memoryview(frame).nbytes for frame in detail)
-        elif request is None:
-            pass  # it was never sent
-        elif what == "answered":
-            request.is_answered, request.times = True, detail.times
-            request.received_bytes = HEADER_BYTES + detail.payload_bytes
-        elif what == "ended":
-            request.ended = at
-        else:
-            request.events.append((what, at))
 
-    def end(self, error: BaseException | None, now: float) -> None:
-        """Note the end of the call; its spans are made later."""
-        self.ended, self.error = self.ns(now), error
-        for request in self.requests.values():
-            request.ended = request.ended or self.ended
-        self._settled.append(self)
+class TracedCalls:
+    """The calls of a client, each in a span: the methods of ``_core.Client`` that submit calls."""
+
+    def __init__(self, client: _core.Client, tracer: CallTracer, rank: int, job: int) -> None:
+        self._client = client
+        self._tracer = tracer
+        self._rank = rank
+        self._job = job
+
+    def _in_span(self, op: int, table: int, keys: int | None, submit: Callable[[bool], _core.Call]) -> _core.Call:
+        trace = self._tracer.begin(op, table, self._client.clock, keys, self._rank, self._job)
+        try:
+            call = submit(trace is not None)
+        except BaseException as error:
+            if trace is not None:
+                self._tracer.refused(trace, error)
+            raise
+        if trace is not None:
+            self._tracer.submitted(trace, call.serial)
+        return call
+
+    def pull(
+        self,
+        table: int,
+        batch: _core.KeyBatch,
+        rows: Rows,
+        dim: int,
+        filter: _core.Filter | None = None,
+        after: Iterable[_core.Call] = (),
+        follows: _core.Call | None = None,
+    ) -> _core.Call:
+        """Read the row of each unique key."""
+        submit = partial(self._client.pull, table, batch, rows, dim, filter, after, follows)
+        return self._in_span(_core.Op.PULL, table, len(batch), submit)
+
+    def pull_per_key(
+        self,
+        table: int,
+        batch: _core.KeyBatch,
+        rows: Rows,
+        dim: int,
+        pool: _core.ThreadPool,
+        filter: _core.Filter | None = None,
+        after: Iterable[_core.Call] = (),
+        follows: _core.Call | None = None,
+    ) -> _core.Call:
+        """Read the row of each key as given."""
+        submit = partial(self._client.pull_per_key, table, batch, rows, dim, pool, filter, after, follows)
+        return self._in_span(_core.Op.PULL, table, len(batch), submit)
+
+    def push(
+        self,
+        table: int,
+        batch: _core.KeyBatch | _core.SummedBatch,
+        grads: Rows,
+        dim: int,
+        counts: Counts | None = None,
+        filter: _core.Filter | None = None,
+        after: Iterable[_core.Call] = (),
+    ) -> _core.Call:
+        """Apply one step with a gradient for each unique key."""
+        submit = partial(self._client.push, table, batch, grads, dim, counts, filter, after)
+        return self._in_span(_core.Op.PUSH, table, len(batch), submit)
+
+    def push_per_key(
+        self,
+        table: int,
+        batch: _core.KeyBatch,
+        grads: Rows,
+        dim: int,
+        pool: _core.ThreadPool,
+        integers: bool = False,
+        counts: Counts | None = None,
+        filter: _core.Filter | None = None,
+        after: Iterable[_core.Call] = (),
+    ) -> _core.Call:
+        """Apply one step with a gradient for each key as given."""
+        submit = partial(self._client.push_per_key, table, batch, grads, dim, pool, integers, counts, filter, after)
+        return self._in_span(_core.Op.PUSH, table, len(batch), submit)
+
+    def begin(self, op: int, table: int, *, after: Iterable[_core.Call] = (), **what: Any) -> _core.Call:
+        """Start any other call."""
+        hashes = what.get("hashes")
+        keys = None if hashes is None else len(hashes)
+        return self._in_span(
+            op, table, keys, lambda traced: self._client.begin(op, table, after=after, traced=traced, **what)
+        )
+
+    def tick(self) -> _core.Call:
+        """End the clock."""
+        return self._in_span(_core.Op.TICK, 0, None, self._client.tick)
 
 
 class CallTracer:
@@ -124,92 +195,115 @@ class CallTracer:
         self._trace = trace
         self._tracer = trace.get_tracer("shoal", version("shoal"))
         self.table_names: dict[int, str] = {}
-        self._settled: deque[Trace] = deque()
-        self._ending = threading.RLock()  # held while spans are made: a wait returns when its own are
+        self._lock = threading.RLock()  # held while spans are made: a wait returns when its own are
+        self._under_way: dict[int, _Trace] = {}  # by the serials of their calls
+        # Settled before they were known here: the end, the error, the messages.
+        self._early: dict[int, tuple[float, ShoalError | None, list[_core._PartTrace]]] = {}
         self._has_failed = False
 
-    def begin(self, op: int, table: int, clock: int, keys: int | None, worker: WorkerIdentity) -> Trace | None:
+    def traced(self, client: _core.Client, rank: int, job: int) -> TracedCalls:
+        """Return the calls of a worker's client, each in a span."""
+        return TracedCalls(client, self, rank, job)
+
+    def begin(self, op: int, table: int, clock: int, keys: int | None, rank: int, job: int) -> _Trace | None:
         """Begin the span of a call, under the current span of this thread; None: it is not recorded."""
         try:
-            attributes: dict[str, str | int] = {"shoal.clock": clock, "shoal.job": worker.job}
-            if worker.rank != NO_WORKER:
-                attributes["shoal.worker"] = worker.rank
-            if op not in OPS_WITHOUT_TABLE:
+            attributes: dict[str, str | int] = {"shoal.clock": clock, "shoal.job": job}
+            if rank != NO_WORKER:
+                attributes["shoal.worker"] = rank
+            has_table = op not in _OPS_WITHOUT_TABLE
+            if has_table:
                 attributes["shoal.table"] = self.table_names.get(table, str(table))
             if keys is not None:
                 attributes["shoal.keys"] = keys
             span = self._tracer.start_span(
                 f"shoal {_core.Op(op).name.lower().replace('_', ' ')}", attributes=attributes
             )
-            return Trace(span, self._trace.set_span_in_context(span), self._settled) if span.is_recording() else None
+            return _Trace(span, self._trace.set_span_in_context(span), has_table) if span.is_recording() else None
         except Exception as error:
             self._failed(error)
             return None
 
-    def make_spans(self, *, wait: bool = True) -> None:
-        """Make the spans of the calls that were settled; without `wait`, not while another thread does.
+    def submitted(self, trace: _Trace, serial: int) -> None:
+        """Keep the span of a call until it is settled."""
+        with self._lock:
+            early = self._early.pop(serial, None)
+            if early is None:
+                self._under_way[serial] = trace
+            else:
+                self._try_to_end(trace, *early)
+
+    def refused(self, trace: _Trace, error: BaseException) -> None:
+        """End the span of a call that was not submitted."""
+        self._try_to_end(trace, time.monotonic(), error, [])
+
+    def make_spans(self, settled: Sequence[_core._CallTrace]) -> None:
+        """Make the spans of calls that are settled.
 
         Not to be called with a lock that a span's end may need.
         """
-        if not self._ending.acquire(wait):
-            return
-        try:
-            while self._settled:
-                try:
-                    self._end(self._settled.popleft())
-                except Exception as error:
-                    self._failed(error)
-        finally:
-            self._ending.release()
+        with self._lock:
+            for serial, at, error, parts in settled:
+                trace = self._under_way.pop(serial, None)
+                if trace is None:
+                    self._early[serial] = at, error, parts
+                else:
+                    self._try_to_end(trace, at, error, parts)
 
     def _failed(self, error: Exception) -> None:
         if not self._has_failed:
             self._has_failed = True
             _log.warning("spans are lost, this is reported once: %r", error)
 
-    def _end(self, trace: Trace) -> None:
-        for part, request in trace.requests.items():
-            self._make_request(trace, part, request)
-        span, requests = trace.span, trace.requests.values()
+    def _try_to_end(self, trace: _Trace, at: float, error: BaseException | None, parts: list[_core._PartTrace]) -> None:
+        try:
+            self._end(trace, at, error, [_Request(*part) for part in parts])
+        except Exception as failed:
+            self._failed(failed)
+
+    def _end(self, trace: _Trace, at: float, error: BaseException | None, requests: list[_Request]) -> None:
+        for request in requests:
+            self._make_request(trace, at, error, request)
+        span, ended = trace.span, trace.ns(at)
         span.set_attribute("shoal.requests", len(requests))
         span.set_attribute("shoal.bytes", sum(request.bytes + request.received_bytes for request in requests))
-        if trace.error is not None:
-            span.record_exception(trace.error, timestamp=trace.ended)
-            span.set_attribute("error.type", type(trace.error).__name__)
-            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(trace.error)))
-        span.end(trace.ended)
+        if error is not None:
+            span.record_exception(error, timestamp=ended)
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
+        span.end(ended)
 
-    def _make_request(self, trace: Trace, part: RequestPart, request: _Request) -> None:
-        host, _, port = part.address.removeprefix("tcp://").rpartition(":")
+    def _make_request(self, trace: _Trace, settled: float, error: BaseException | None, request: _Request) -> None:
+        path = socket_path(request.address)
+        host, _, port = request.address.removeprefix("tcp://").rpartition(":")
         attributes: dict[str, str | int] = {
-            "shoal.server": part.server,
-            "server.address": host.strip("[]"),
+            "shoal.server": request.server,
+            "server.address": host.strip("[]") if path is None else path,
             "shoal.request.bytes": request.bytes,
             "shoal.reply.bytes": request.received_bytes,
         }
-        if port.isdigit():
+        if path is None and port.isdigit():
             attributes["server.port"] = int(port)
-        if part.call.op not in OPS_WITHOUT_TABLE:
-            attributes["shoal.keys"] = part.end - part.begin
+        if trace.has_keys:
+            attributes["shoal.keys"] = request.keys
+        begun, sent, ended = (trace.ns(at) for at in (request.begun, request.sent, request.ended or settled))
         kinds = self._trace.SpanKind
-        span = self._tracer.start_span(
-            "shoal request", trace.context, kinds.CLIENT, attributes, start_time=request.begun
-        )
+        span = self._tracer.start_span("shoal request", trace.context, kinds.CLIENT, attributes, start_time=begun)
         for name, at in request.events:
-            span.add_event(name, timestamp=at)
-        if trace.error is not None and not request.is_answered:
+            span.add_event(name, timestamp=trace.ns(at))
+        if error is not None and not request.is_answered:
             span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, "there was no answer"))
         if request.times is not None:
-            begin, end, shard = request.place(*request.times)
+            begin, end, shard = _place(begun, sent, ended, *request.times)
             context = self._trace.set_span_in_context(span)
             server = self._tracer.start_span(
-                "shoal server", context, kinds.SERVER, {"shoal.server": part.server}, start_time=begin
+                "shoal server", context, kinds.SERVER, {"shoal.server": request.server}, start_time=begin
             )
             if shard < end:
                 context = self._trace.set_span_in_context(server)
                 self._tracer.start_span("shoal shard", context, kinds.INTERNAL, start_time=shard).end(end)
             server.end(end)
-        span.end(request.ended)
+        span.end(ended)
 
 
 def set_up_exporter(environment: Mapping[str, str] = os.environ) -> None:

@@ -1,0 +1,624 @@
+// The client of a cluster's worker: calls, waiting without the GIL, and what only Python can do about them.
+//
+// Over 600 lines: the bindings of one class.
+
+#include "client/client.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "batch/key_batch.h"
+#include "batch/summed_batch.h"
+#include "bind/array.h"
+#include "bind/bind.h"
+#include "bind/calls.h"
+#include "bind/without_gil.h"
+#include "shard/shard.h"
+#include "wire/times.h"
+
+namespace shoal::bind {
+
+namespace {
+
+using client::Client;
+using client::Seconds;
+using client::Waited;
+
+// A thread that waits looks for signals at least so often: one that comes just before a sleep does not end it.
+constexpr Seconds kSignalSeconds = 1.0;
+
+}  // namespace
+
+// The client, and the Python functions of calls that are not settled.
+class ClientBinding {
+ public:
+  ClientBinding(const std::string& module, std::uintptr_t context, const Identity& worker,
+                const py::object& map, const client::Policy& policy, bool atomic_clocks, std::uint32_t clock,
+                Seconds timeout, py::object report, std::string curve_server, std::string curve_public,
+                std::string curve_secret, int heartbeat_ms, int silent_ms, int handshake_ms,
+                Seconds signal_seconds)
+      : report_(std::move(report)),
+        signal_seconds_(signal_seconds),
+        client_(std::make_unique<Client>(Zmq::of(module), reinterpret_cast<void*>(context),
+                                         identity_of(worker), slot_map_of(map), policy, atomic_clocks,
+                                         client::ClientOptions{.timeout = timeout,
+                                                               .clock = clock,
+                                                               .curve_server = std::move(curve_server),
+                                                               .curve_public = std::move(curve_public),
+                                                               .curve_secret = std::move(curve_secret),
+                                                               .heartbeat_ms = heartbeat_ms,
+                                                               .silent_ms = silent_ms,
+                                                               .handshake_ms = handshake_ms})) {}
+  ~ClientBinding() {
+    if (!client_->here()) {
+      static_cast<void>(client_.release());  // its lock may be held by a thread of the parent process
+      return;
+    }
+    const WithoutGil nogil;
+    client_.reset();
+  }
+  ClientBinding(const ClientBinding&) = delete;
+  ClientBinding& operator=(const ClientBinding&) = delete;
+
+  Client& client() const noexcept { return *client_; }
+
+  void check_process() const {
+    if (!client_->here()) {
+      throw WrongProcessError(
+          "this store was connected before a fork and belongs to the parent process: connect in the child, "
+          "or start "
+          "children with the 'spawn' method");
+    }
+  }
+
+  void check() const {
+    check_process();
+    if (!client_->is_open()) {
+      raise(make_error(Client::closed()));
+    }
+  }
+
+  [[noreturn]] static void raise(const py::object& error) {
+    PyErr_SetObject(py::type::handle_of(error).ptr(), error.ptr());
+    throw py::error_already_set();
+  }
+
+  // Waits without the GIL until `wait(time)` returns something else than that the time has come; false: `until` came first.
+  template <class Wait>
+  bool run(const Wait& wait, Seconds until) const {
+    for (;;) {
+      Waited waited = Waited::kDone;
+      {
+        const WithoutGil nogil;
+        waited = wait(std::min(until, Client::steady_now() + signal_seconds_));
+      }
+      if (waited == Waited::kDone || waited == Waited::kClosed) {
+        return true;
+      }
+      if (PyErr_CheckSignals() != 0) {
+        throw py::error_already_set();
+      }
+      if (Client::steady_now() >= until) {
+        return false;
+      }
+    }
+  }
+
+  client::CallPtr submit(wire::Op op, std::uint32_t table, Described&& described, const py::object& after,
+                         client::CallPtr follows, bool traced, std::uint64_t given_keys = 0) {
+    check();
+    release_kept();
+    std::uint64_t bytes = 0;
+    if (const auto* const keyed = std::get_if<client::Keyed>(&described.operation)) {
+      bytes = keyed->hashes.size_bytes() + keyed->values.size() + keyed->out.size();
+    } else if (const auto* const of_slot = std::get_if<client::OfSlot>(&described.operation)) {
+      bytes = of_slot->payload.count == 0 ? 0 : of_slot->payload.frames[0].bytes.size();
+    }
+    if (!client_->has_room()) {
+      run([this](Seconds until) { return client_->wait_for_room(until); }, client::kNever);
+    }
+    const std::vector<client::CallPtr> before = calls_of(after);
+    client::Terms terms{.after = before,
+                        .follows = std::move(follows),
+                        .keep = keep(std::move(described.owners), std::move(described.memory)),
+                        .given_keys = given_keys,
+                        .is_traced = traced};
+    // The lock may be held by a thread that decodes or encodes many rows: others may run Python meanwhile.
+    constexpr std::uint64_t kMinUnlocked = std::uint64_t{64} << 10U;
+    if (bytes < kMinUnlocked) {
+      return client_->submit(op, table, std::move(described.operation), std::move(terms), bytes);
+    }
+    const WithoutGil nogil;
+    return client_->submit(op, table, std::move(described.operation), std::move(terms), bytes);
+  }
+
+  client::CallPtr tick(bool traced) {
+    check();
+    release_kept();
+    const WithoutGil nogil;
+    return client_->tick(traced);
+  }
+
+  void wait(const client::CallPtr& call, const std::optional<Seconds>& timeout) {
+    SHOAL_CHECK(!timeout.has_value() || !std::isnan(*timeout),
+                "timeout must be a number of seconds, got nan");
+    if (!call->is_done()) {
+      check_process();  // a client that was closed has settled it
+      const Seconds until = timeout.has_value() ? Client::steady_now() + *timeout : client::kNever;
+      if (!run([&](Seconds time) { return client_->wait(*call, time); }, until)) {
+        raise(make_error({client::ErrorKind::kDeadlineExceeded,
+                          "the " + call->name() + " is not done after " + seconds(*timeout) +
+                              " s; it continues: wait again, or longer"}));
+      }
+    }
+    tell();
+  }
+
+  void drain(const std::optional<Seconds>& timeout) {
+    check();
+    const std::uint64_t last = client_->last_pending();
+    const Seconds until = timeout.has_value() ? Client::steady_now() + *timeout : client::kNever;
+    if (last != 0 && !run([&](Seconds time) { return client_->wait_for_all(last, time); }, until)) {
+      raise(make_error({client::ErrorKind::kDeadlineExceeded, std::to_string(client_->count_pending(last)) +
+                                                                  " calls are not done after " +
+                                                                  seconds(*timeout) + " s; they continue"}));
+    }
+    tell();
+  }
+
+  // Calls a function in the background thread when a call is settled, or here and now if it is already.
+  void when_done(const client::CallPtr& call, const py::object& function) {
+    if (call->is_done()) {
+      function();
+      return;
+    }
+    check_process();
+    callbacks_[call.get()].push_back(function);
+    if (!client_->notice(call)) {
+      run_callbacks(*call);
+    }
+  }
+
+  void run_callbacks(const client::Call& call) {
+    const auto found = callbacks_.find(&call);
+    if (found == callbacks_.end()) {
+      return;
+    }
+    const std::vector<py::object> functions = std::move(found->second);
+    callbacks_.erase(found);
+    for (const py::object& function : functions) {
+      function();
+    }
+  }
+
+  void run_noticed() {
+    for (const client::CallPtr& call : client_->take_noticed()) {
+      run_callbacks(*call);
+    }
+    tell();
+  }
+
+  // Has traces and failures taken, if there are any.
+  void tell() const {
+    if (!client_->here()) {
+      return;  // its lock may have been held at the fork
+    }
+    release_kept();
+    if (client_->has_reports() && !report_.is_none()) {
+      report_();
+    }
+  }
+
+ private:
+  static std::string seconds(Seconds timeout) { return py::str("{:g}").format(timeout).cast<std::string>(); }
+
+  const py::object report_;
+  const Seconds signal_seconds_;
+  std::unique_ptr<Client> client_;
+  std::unordered_map<const client::Call*, std::vector<py::object>> callbacks_;  // with the GIL
+};
+
+namespace {
+
+using BindingPtr = std::shared_ptr<ClientBinding>;
+
+// The rows of a pull that are copied to every key as given, once it is settled.
+struct Expansion {
+  py::object batch;
+  py::object rows;
+  py::object pool;
+  std::span<const float> unique;
+  std::shared_ptr<const void> owner;  // of `unique`
+  std::size_t dim = 0;
+  struct Once {
+    std::mutex mutex;
+    std::atomic<bool> is_done{false};
+  };
+  std::unique_ptr<Once> once = std::make_unique<Once>();
+};
+
+// A call of a client: the request behind a Future.
+struct ClientCall {
+  BindingPtr client;
+  CallHandle handle{};
+  std::optional<Expansion> expansion{};
+};
+
+py::object result(ClientCall& self, const std::optional<Seconds>& timeout) {
+  const client::CallPtr& call = self.handle.call;
+  self.client->wait(call, timeout);
+  if (call->failure.has_value()) {
+    if (self.client->client().here()) {
+      self.client->client().observed(*call);
+    }
+    ClientBinding::raise(make_error(*call->failure));
+  }
+  if (!self.expansion.has_value()) {
+    return result_of(self.handle);
+  }
+  Expansion& expansion = *self.expansion;
+  Expansion::Once& once = *expansion.once;
+  if (!once.is_done.load(std::memory_order_acquire)) {
+    const auto& batch = expansion.batch.cast<const KeyBatch&>();
+    auto rows = py::reinterpret_borrow<Array<float>>(expansion.rows);
+    const auto to = out(rows);
+    auto& pool = expansion.pool.cast<PoolWithScratch&>();
+    const WithoutGil nogil;
+    std::unique_lock lock(once.mutex, std::defer_lock);
+    if (self.client->client().here()) {  // otherwise it may have been locked at the fork
+      lock.lock();
+    }
+    if (!once.is_done.load(
+            std::memory_order_relaxed)) {  // once: the first caller may change its rows from then on
+      batch.expand(expansion.unique, expansion.dim, to, pool.threads);
+      once.is_done.store(true, std::memory_order_release);
+    }
+  }
+  return expansion.rows;
+}
+
+std::unique_ptr<ClientCall> begin(const BindingPtr& self, std::uint8_t op, std::uint32_t table,
+                                  const py::object& after, bool traced, const py::kwargs& what) {
+  Described described = describe(wire::Op{op}, what);
+  py::object out = described.out;
+  auto call = std::make_unique<ClientCall>(ClientCall{.client = self, .handle = {.out = std::move(out)}});
+  call->handle.call = self->submit(wire::Op{op}, table, std::move(described), after, nullptr, traced);
+  return call;
+}
+
+// The keys of a batch, which `owners` keeps.
+template <class Batch>
+client::Keyed keys_of(const Batch& batch, const py::object& filter, std::vector<py::object>& owners) {
+  client::Keyed keyed{.hashes = batch.hashes(), .begins = batch.offsets()};
+  if (!filter.is_none()) {
+    keyed.filter = filter.cast<client::Filter*>();
+    owners.push_back(filter);
+  }
+  return keyed;
+}
+
+// Rows for each unique key, into `rows`.
+std::unique_ptr<ClientCall> pull(const BindingPtr& self, std::uint32_t table, const py::object& batch,
+                                 Array<float>& rows, std::size_t dim, const py::object& filter,
+                                 const py::object& after, const client::CallPtr& follows, bool traced) {
+  const auto& keys = batch.cast<const KeyBatch&>();
+  Described described{.owners = {batch, rows}, .out = rows};
+  client::Keyed keyed = keys_of(keys, filter, described.owners);
+  keyed.out = std::as_writable_bytes(out(rows));
+  keyed.width = dim * sizeof(float);
+  keyed.dim = static_cast<std::uint16_t>(dim);
+  described.operation = keyed;
+  auto call = std::make_unique<ClientCall>(ClientCall{.client = self, .handle = {.out = rows}});
+  call->handle.call =
+      self->submit(wire::Op::kPull, table, std::move(described), after, follows, traced, keys.input_size());
+  return call;
+}
+
+// Rows for each key as given, into `rows` when the result is asked for.
+std::unique_ptr<ClientCall> pull_per_key(const BindingPtr& self, std::uint32_t table, const py::object& batch,
+                                         const Array<float>& rows, std::size_t dim, const py::object& pool,
+                                         const py::object& filter, const py::object& after,
+                                         const client::CallPtr& follows, bool traced) {
+  const auto& keys = batch.cast<const KeyBatch&>();
+  SHOAL_CHECK(static_cast<std::size_t>(rows.size()) == keys.input_size() * dim, "rows are one for each key");
+  Described described{.owners = {batch}};
+  client::Keyed keyed = keys_of(keys, filter, described.owners);
+  const std::shared_ptr<float[]> unique(new float[keys.size() * dim]);
+  keyed.out = std::as_writable_bytes(std::span(unique.get(), keys.size() * dim));
+  keyed.width = dim * sizeof(float);
+  keyed.dim = static_cast<std::uint16_t>(dim);
+  described.operation = keyed;
+  described.memory = unique;
+  auto call = std::make_unique<ClientCall>(
+      ClientCall{.client = self,
+                 .expansion = Expansion{.batch = batch,
+                                        .rows = rows,
+                                        .pool = pool,
+                                        .unique = {unique.get(), keys.size() * dim},
+                                        .owner = unique,
+                                        .dim = dim}});
+  call->handle.call =
+      self->submit(wire::Op::kPull, table, std::move(described), after, follows, traced, keys.input_size());
+  return call;
+}
+
+std::unique_ptr<ClientCall> push_rows(const BindingPtr& self, std::uint32_t table, Described&& described,
+                                      client::Keyed keyed, std::size_t dim,
+                                      const std::optional<Array<std::uint32_t>>& counts,
+                                      const py::object& after, bool traced) {
+  keyed.width = dim * sizeof(float);
+  keyed.dim = static_cast<std::uint16_t>(dim);
+  if (counts.has_value()) {
+    keyed.counts = in(*counts);
+    described.owners.push_back(*counts);
+  }
+  described.operation = keyed;
+  auto call = std::make_unique<ClientCall>(ClientCall{.client = self});
+  call->handle.call = self->submit(wire::Op::kPush, table, std::move(described), after, nullptr, traced);
+  return call;
+}
+
+// A gradient for each unique key.
+std::unique_ptr<ClientCall> push(const BindingPtr& self, std::uint32_t table, const py::object& batch,
+                                 const Array<float>& grads, std::size_t dim,
+                                 const std::optional<Array<std::uint32_t>>& counts, const py::object& filter,
+                                 const py::object& after, bool traced) {
+  Described described{.owners = {batch, grads}};
+  client::Keyed keyed = py::isinstance<KeyBatch>(batch)
+                            ? keys_of(batch.cast<const KeyBatch&>(), filter, described.owners)
+                            : keys_of(batch.cast<const SummedBatch&>(), filter, described.owners);
+  keyed.values = std::as_bytes(in(grads));
+  return push_rows(self, table, std::move(described), keyed, dim, counts, after, traced);
+}
+
+// A gradient for each key as given, summed here.
+std::unique_ptr<ClientCall> push_per_key(const BindingPtr& self, std::uint32_t table, const py::object& batch,
+                                         const Array<float>& grads, std::size_t dim, PoolWithScratch& pool,
+                                         bool integers, const std::optional<Array<std::uint32_t>>& counts,
+                                         const py::object& filter, const py::object& after, bool traced) {
+  const auto& keys = batch.cast<const KeyBatch&>();
+  Described described{.owners = {batch}};
+  client::Keyed keyed = keys_of(keys, filter, described.owners);
+  const std::shared_ptr<float[]> sums(new float[keys.size() * dim]);
+  const std::span<float> room(sums.get(), keys.size() * dim);
+  const auto from = in(grads);
+  {
+    const WithoutGil nogil;
+    keys.sum(from, dim, room, pool.threads, integers ? Elements::kInt64Pairs : Elements::kFloat32);
+  }
+  keyed.values = std::as_bytes(std::span<const float>(room));
+  described.memory = sums;
+  return push_rows(self, table, std::move(described), keyed, dim, counts, after, traced);
+}
+
+std::unique_ptr<ClientCall> tick(const BindingPtr& self, bool traced) {
+  auto call = std::make_unique<ClientCall>(ClientCall{.client = self});
+  call->handle.call = self->tick(traced);
+  return call;
+}
+
+// Of a traced call: (serial, settled at, error or None, [(address, server, keys, begun, sent, ended, bytes, received bytes,
+// answered, (nanoseconds in the server, in the shard) or None, [(event, time)])]).
+py::tuple trace_of(const client::CallPtr& call) {
+  py::list parts;
+  for (const client::PartTrace& part : *call->trace) {
+    const py::object times = part.times.has_value()
+                                 ? py::object(py::make_tuple(part.times->server_ns, part.times->shard_ns))
+                                 : py::none();
+    parts.append(py::make_tuple(part.endpoint.address, part.endpoint.server, part.keys, part.begun, part.sent,
+                                part.ended, part.bytes, part.received_bytes, part.is_answered, times,
+                                part.events));
+  }
+  return py::make_tuple(call->serial, call->settled_at,
+                        call->failure.has_value() ? make_error(*call->failure) : py::none(), parts);
+}
+
+// {op: (seconds in total, {least nanoseconds of a bucket: count})}
+py::dict durations(const ClientBinding& self) {
+  py::dict all;
+  for (const auto& [op, found] : self.client().durations()) {
+    py::dict counts;
+    for (std::size_t bucket = 0; bucket < found.counts.size(); ++bucket) {
+      if (found.counts.at(bucket) != 0) {
+        counts[py::int_(std::uint64_t{1} << bucket)] = found.counts.at(bucket);
+      }
+    }
+    all[py::str(std::string(wire::name(op)))] = py::make_tuple(found.seconds, counts);
+  }
+  return all;
+}
+
+py::dict metrics(const ClientBinding& self) {
+  py::dict all = dict_of(client::kRequestStatistics, self.client().request_counts());
+  add_to(all, client::kClientStatistics, self.client().counts());
+  return all;
+}
+
+// [(error, numbers of the call in log events)]
+py::list take_failed(const ClientBinding& self) {
+  py::list all;
+  const client::WorkerIdentity& worker = self.client().worker();
+  for (const client::CallPtr& call : self.client().take_failed()) {
+    py::dict ids;
+    ids["worker"] = worker.rank;
+    ids["incarnation"] = worker.incarnation;
+    ids["job"] = worker.job;
+    ids["call"] = call->serial;
+    ids["sequence"] = call->sequence == 0 ? py::object(py::none()) : py::object(py::int_(call->sequence));
+    ids["op"] = std::string(wire::name(call->op));
+    ids["table"] = call->table;
+    ids["clock"] = call->clock;
+    all.append(py::make_tuple(make_error(*call->failure), ids));
+  }
+  return all;
+}
+
+py::list take_unobserved(const ClientBinding& self) {
+  py::list all;
+  for (const client::CallPtr& call : self.client().take_unobserved()) {
+    all.append(make_error(*call->failure));
+  }
+  return all;
+}
+
+void add_client_call(py::module_& module) {
+  py::class_<ClientCall>(module, "Call")
+      .def("done", [](const ClientCall& self) { return self.handle.call->is_done(); })
+      .def("result", &result, py::arg("timeout") = py::none())
+      .def(
+          "settle",
+          [](const ClientCall& self, const std::optional<Seconds>& timeout) {
+            self.client->wait(self.handle.call, timeout);
+          },
+          py::arg("timeout") = py::none())
+      .def("add_done_callback",
+           [](const py::object& self, const py::object& function) {
+             const auto& call = self.cast<const ClientCall&>();
+             call.client->when_done(call.handle.call, py::cpp_function([self, function] { function(self); }));
+           })
+      .def("is_of", [](const ClientCall& self, const BindingPtr& client) { return self.client == client; })
+      .def_property_readonly("error", [](ClientCall& self) { return error_of(self.handle); })
+      .def_property_readonly("clock", [](const ClientCall& self) { return self.handle.call->clock; })
+      .def_property_readonly("serial", [](const ClientCall& self) { return self.handle.call->serial; })
+      .def_property_readonly("sequence", [](const ClientCall& self) { return self.handle.call->sequence; })
+      .def_property_readonly("included", [](const ClientCall& self) { return self.handle.call->included; });
+}
+
+// The call behind an argument that may be None.
+client::CallPtr call_or_none(const py::object& call) {
+  return call.is_none() ? nullptr : call.cast<const ClientCall&>().handle.call;
+}
+
+}  // namespace
+
+void add_client(py::module_& module) {
+  add_client_call(module);
+  constexpr auto kUnlocked = py::call_guard<WithoutGil>();
+  py::class_<ClientBinding, BindingPtr>(module, "Client")
+      .def(py::init<const std::string&, std::uintptr_t, const Identity&, const py::object&,
+                    const client::Policy&, bool, std::uint32_t, Seconds, py::object, std::string, std::string,
+                    std::string, int, int, int, Seconds>(),
+           py::arg("module"), py::arg("context"), py::arg("worker"), py::arg("map"), py::kw_only(),
+           py::arg("policy") = client::Policy{}, py::arg("atomic_clocks") = true, py::arg("clock") = 0,
+           py::arg("timeout") = 60.0, py::arg("report") = py::none(), py::arg("curve_server") = "",
+           py::arg("curve_public") = "", py::arg("curve_secret") = "",
+           py::arg("heartbeat_ms") = client::ClientOptions{}.heartbeat_ms,
+           py::arg("silent_ms") = client::ClientOptions{}.silent_ms,
+           py::arg("handshake_ms") = client::ClientOptions{}.handshake_ms,
+           py::arg("signal_seconds") = kSignalSeconds)
+      .def("begin", &begin, py::arg("op"), py::arg("table"), py::kw_only(), py::arg("after") = py::tuple(),
+           py::arg("traced") = false)
+      .def(
+          "pull",
+          [](const BindingPtr& self, std::uint32_t table, const py::object& batch, Array<float>& rows,
+             std::size_t dim, const py::object& filter, const py::object& after, const py::object& follows,
+             bool traced) {
+            return pull(self, table, batch, rows, dim, filter, after, call_or_none(follows), traced);
+          },
+          py::arg("table"), py::arg("batch"), py::arg("rows").noconvert(), py::arg("dim"),
+          py::arg("filter") = py::none(), py::arg("after") = py::tuple(), py::arg("follows") = py::none(),
+          py::arg("traced") = false)
+      .def(
+          "pull_per_key",
+          [](const BindingPtr& self, std::uint32_t table, const py::object& batch, const Array<float>& rows,
+             std::size_t dim, const py::object& pool, const py::object& filter, const py::object& after,
+             const py::object& follows, bool traced) {
+            return pull_per_key(self, table, batch, rows, dim, pool, filter, after, call_or_none(follows),
+                                traced);
+          },
+          py::arg("table"), py::arg("batch"), py::arg("rows").noconvert(), py::arg("dim"), py::arg("pool"),
+          py::arg("filter") = py::none(), py::arg("after") = py::tuple(), py::arg("follows") = py::none(),
+          py::arg("traced") = false)
+      .def("push", &push, py::arg("table"), py::arg("batch"), py::arg("grads").noconvert(), py::arg("dim"),
+           py::arg("counts").noconvert() = py::none(), py::arg("filter") = py::none(),
+           py::arg("after") = py::tuple(), py::arg("traced") = false)
+      .def("push_per_key", &push_per_key, py::arg("table"), py::arg("batch"), py::arg("grads").noconvert(),
+           py::arg("dim"), py::arg("pool"), py::arg("integers") = false,
+           py::arg("counts").noconvert() = py::none(), py::arg("filter") = py::none(),
+           py::arg("after") = py::tuple(), py::arg("traced") = false)
+      .def("tick", &tick, py::arg("traced") = false)
+      .def("drain", &ClientBinding::drain, py::arg("timeout") = py::none())
+      .def("check", &ClientBinding::check)
+      .def("wait_for_work",
+           [](const BindingPtr& self) {
+             const WithoutGil nogil;
+             return self->client().wait_for_work();
+           })
+      .def("run_noticed", &ClientBinding::run_noticed)
+      .def("take_traced",
+           [](const ClientBinding& self) {
+             py::list all;
+             for (const client::CallPtr& call : self.client().take_traced()) {
+               all.append(trace_of(call));
+             }
+             return all;
+           })
+      .def("take_failed", &take_failed)
+      .def("take_unobserved", &take_unobserved)
+      .def(
+          "takes_map_request", [](const ClientBinding& self) { return self.client().takes_map_request(); },
+          kUnlocked)
+      .def("set_map",
+           [](const ClientBinding& self, const py::object& map) {
+             client::SlotMap made = slot_map_of(map);
+             const WithoutGil nogil;
+             self.client().set_map(std::move(made));
+           })
+      .def(
+          "lose",
+          [](const ClientBinding& self, std::uint32_t server, const std::string& reason) {
+            self.client().lose(server, reason);
+          },
+          kUnlocked)
+      .def("fail",
+           [](const ClientBinding& self, const py::object& error) {
+             client::Failure failure = failure_of(error);
+             const WithoutGil nogil;
+             self.client().fail(std::move(failure));
+           })
+      .def(
+          "leave", [](const ClientBinding& self) { self.client().leave(); }, kUnlocked)
+      .def(
+          "close", [](const ClientBinding& self) { self.client().close(); }, kUnlocked)
+      .def("metrics", &metrics)
+      .def("durations", &durations)
+      .def_property_readonly("has_unobserved",
+                             [](const ClientBinding& self) { return self.client().has_unobserved(); })
+      .def_property_readonly("has_pending",
+                             [](const ClientBinding& self) { return self.client().has_pending(); })
+      .def_property_readonly("has_pushed",
+                             [](const ClientBinding& self) { return self.client().has_pushed(); })
+      .def_property_readonly("is_open", [](const ClientBinding& self) { return self.client().is_open(); })
+      .def_property_readonly("here", [](const ClientBinding& self) { return self.client().here(); })
+      .def_property_readonly("repetitions",
+                             [](const ClientBinding& self) { return self.client().repetitions(); })
+      .def_property_readonly("clock", [](const ClientBinding& self) { return self.client().clock(); })
+      .def_property_readonly("timeout", [](const ClientBinding& self) { return self.client().timeout(); })
+      .def_property_readonly("connections",
+                             [](const ClientBinding& self) { return self.client().connections(); });
+}
+
+// Calls of a client, or of requests.
+std::vector<client::CallPtr> calls_of(const py::handle& after) {
+  std::vector<client::CallPtr> calls;
+  for (const py::handle one : after) {
+    calls.push_back(py::isinstance<ClientCall>(one) ? one.cast<const ClientCall&>().handle.call
+                                                    : one.cast<CallHandle&>().call);
+  }
+  return calls;
+}
+
+}  // namespace shoal::bind

@@ -1,0 +1,527 @@
+#include "client/client.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <utility>
+
+#include "base/threads.h"
+#include "client/connection.h"
+#include "client/waiter.h"
+
+namespace shoal::client {
+
+namespace {
+
+// Whether the caller need not wait: of pushes, ticks, and functions of a user that change rows.
+bool may_be_dropped(const Call& call) {
+  const auto* const all = std::get_if<OfAll>(&call.what);
+  return call.op == wire::Op::kPush || call.op == wire::Op::kTick ||
+         (all != nullptr && all->is_user_function && all->is_write);
+}
+
+// Sleeps until a file is readable. True: a signal has ended it.
+bool sleep(std::vector<pollfd>& files, Seconds until) noexcept {
+  timespec left{};
+  if (until < kNever) {
+    constexpr Seconds kLongest = 1e6;
+    const Seconds seconds = std::clamp(until - Client::steady_now(), 0.0, kLongest);
+    left.tv_sec = static_cast<std::time_t>(seconds);
+    left.tv_nsec = static_cast<long>((seconds - std::floor(seconds)) * 1e9);
+  }
+  return ppoll(files.data(), files.size(), until < kNever ? &left : nullptr, nullptr) < 0 && errno == EINTR;
+}
+
+}  // namespace
+
+Client::Client(const Zmq& zmq, void* context, const WorkerIdentity& worker, SlotMap map, const Policy& policy,
+               bool atomic_clocks, ClientOptions options)
+    : zmq_(zmq),
+      context_(context),
+      options_(std::move(options)),
+      stamp_(process_stamp()),
+      requests_(worker, std::move(map), policy, atomic_clocks),
+      received_(zmq_),
+      clock_(options_.clock) {}
+
+Client::~Client() {
+  if (here()) {
+    close();
+    return;
+  }
+  for (std::unique_ptr<Connection>& connection : connections_) {
+    static_cast<void>(connection.release());  // the sockets are the parent's
+  }
+}
+
+bool Client::here() const noexcept { return stamp_ == process_stamp(); }
+
+Failure Client::closed() { return {ErrorKind::kClosed, "this store was closed: connect again"}; }
+
+Seconds Client::steady_now() noexcept {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// --- calls --------------------------------------------------------------------------------------------------------
+
+CallPtr Client::submit(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes) {
+  const Lock lock(mutex_);
+  const Seconds now = steady_now();
+  if (op == wire::Op::kPull) {
+    counts_.keys += terms.given_keys;
+    counts_.unique_keys += std::get<Keyed>(what).hashes.size();
+  }
+  CallPtr call =
+      requests_.submit(op, table, clock(), now, now + options_.timeout, std::move(what), std::move(terms));
+  if (op == wire::Op::kPush) {
+    pushed_.insert(table);
+  }
+  return begun(std::move(call), bytes, now);
+}
+
+CallPtr Client::tick(bool is_traced) {
+  Lock lock(mutex_);
+  const Seconds now = steady_now();
+  CallPtr call =
+      requests_.tick(clock(), {pushed_.begin(), pushed_.end()}, now, now + options_.timeout, is_traced);
+  clock_.fetch_add(1, std::memory_order_relaxed);
+  pushed_.clear();
+  call = begun(std::move(call), 0, now);
+  // Other workers wait for this tick: it is sent now, not when somebody waits next.
+  const Condition is_sent = [&] {
+    return (poller_ != nullptr && poller_ != background_) || !requests_.waits_for_pushes(*call);
+  };
+  wait_until(is_sent, now + kTickSeconds, lock);
+  return call;
+}
+
+CallPtr Client::begun(CallPtr call, std::uint64_t bytes, Seconds now) {
+  call->begun_at = now;
+  if (!call->is_done()) {
+    call->held_bytes = bytes;
+    counts_.bytes_held += bytes;
+    pending_.emplace(call->serial, call);
+    note_room();
+  }
+  has_submitted_ = true;
+  if (background_is_idle_) {
+    wake_background();
+  }
+  changed();
+  return call;
+}
+
+// Sends what is due, and tells those whom it concerns.
+void Client::changed() {
+  send();
+  if (poller_ != nullptr) {
+    // What was to be received may have been noticed by sending: the poller sleeps on files that say nothing of it.
+    for (const std::unique_ptr<Connection>& connection : connections_) {
+      receive(*connection, nullptr);
+    }
+    send();
+    if (next_time() < poller_wakes_) {
+      poller_->event.signal();
+    }
+  }
+  account();
+  tell_waiters();
+}
+
+// --- waiting ------------------------------------------------------------------------------------------------------
+
+Waited Client::wait(const Call& call, Seconds until) {
+  Lock lock(mutex_);
+  return wait_until([&] { return call.is_done(); }, until, lock);
+}
+
+Waited Client::wait_for_room(Seconds until) {
+  Lock lock(mutex_);
+  return wait_until([this] { return has_room(); }, until, lock);
+}
+
+Waited Client::wait_for_all(std::uint64_t serial, Seconds until) {
+  Lock lock(mutex_);
+  return wait_until([&] { return pending_.empty() || pending_.begin()->first > serial; }, until, lock);
+}
+
+std::uint64_t Client::last_pending() {
+  const Lock lock(mutex_);
+  return pending_.empty() ? 0 : pending_.rbegin()->first;
+}
+
+std::size_t Client::count_pending(std::uint64_t serial) {
+  const Lock lock(mutex_);
+  return static_cast<std::size_t>(std::distance(pending_.begin(), pending_.upper_bound(serial)));
+}
+
+bool Client::notice(const CallPtr& call) {
+  const Lock lock(mutex_);
+  if (call->is_done()) {
+    return false;
+  }
+  to_notice_.insert(call.get());
+  wake_background();
+  return true;
+}
+
+Waited Client::wait_until(const Condition& holds, Seconds until, Lock& lock) {
+  if (holds()) {
+    return Waited::kDone;
+  }
+  std::unique_ptr<Waiter> me = take_waiter(&holds);
+  const auto judge = [&] {
+    return !is_open()              ? Waited::kClosed
+           : me->was_interrupted   ? Waited::kInterrupted
+           : steady_now() >= until ? Waited::kTimedOut
+                                   : Waited::kDone;
+  };
+  Waited waited = Waited::kDone;
+  while (!holds() && (waited = judge()) == Waited::kDone) {
+    if (poller_ != nullptr && poller_ != background_) {
+      waiters_.push_back(me.get());
+      sleep_alone(*me, until, lock);
+      std::erase(waiters_, me.get());
+      continue;
+    }
+    exchange(&holds);
+    if (!holds()) {
+      if (poller_ != nullptr) {
+        poller_->event.signal();  // the background thread: this one takes its place
+      }
+      sleep_on_sockets(*me, std::min(until, next_time()), lock);
+    }
+  }
+  waited = holds() ? Waited::kDone : waited;
+  waited_at_ = steady_now();
+  me->holds = nullptr;
+  idle_waiters_.push_back(std::move(me));
+  tell_waiters();
+  hand_over();
+  return waited;
+}
+
+// Sends and receives what there is, as long as it is not `enough`.
+void Client::exchange(const Condition* enough) {
+  send();
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    receive(*connections_[i], enough);
+  }
+  const Seconds now = steady_now();
+  if (requests_.next_time() <= now) {
+    requests_.on_time(now);
+  }
+  send();
+  account();
+  if (requests_.wants_map()) {
+    wake_background();
+  }
+}
+
+void Client::sleep_on_sockets(Waiter& waiter, Seconds until, Lock& lock) {
+  waiter.files.clear();
+  waiter.files.push_back({waiter.event.file(), POLLIN, 0});
+  bool is_ready = false;
+  for (const std::unique_ptr<Connection>& connection : connections_) {
+    if (connection->dealer != nullptr) {
+      is_ready |= connection->is_ready || connection->is_monitor_ready;
+      waiter.files.push_back({connection->dealer->file(), POLLIN, 0});
+      waiter.files.push_back({connection->dealer->monitor_file(), POLLIN, 0});
+    }
+  }
+  if (is_ready) {
+    return;  // C6
+  }
+  const std::uint64_t version = connections_version_;
+  poller_ = &waiter;
+  poller_wakes_ = until;
+  ++sleepers_;
+  lock.unlock();
+  const bool was_interrupted = sleep(waiter.files, until);
+  lock.lock();
+  --sleepers_;
+  if (poller_ == &waiter) {
+    poller_ = nullptr;
+  }
+  if (!is_open()) {
+    slept_.notify_all();
+  }
+  waiter.was_interrupted |= was_interrupted;
+  if (waiter.files[0].revents != 0) {
+    waiter.event.drain();
+  }
+  std::size_t i = 1;
+  for (const std::unique_ptr<Connection>& connection : connections_) {
+    if (version != connections_version_) {
+      connection->is_ready = connection->is_monitor_ready = true;
+    } else if (connection->dealer != nullptr) {
+      connection->is_ready |= waiter.files[i++].revents != 0;
+      connection->is_monitor_ready |= waiter.files[i++].revents != 0;
+    }
+  }
+}
+
+void Client::sleep_alone(Waiter& waiter, Seconds until, Lock& lock) const {
+  waiter.files.assign(1, {waiter.event.file(), POLLIN, 0});
+  lock.unlock();
+  const bool was_interrupted = sleep(waiter.files, until);
+  lock.lock();
+  waiter.was_interrupted |= was_interrupted;
+  if (waiter.files[0].revents != 0) {
+    waiter.event.drain();
+  }
+}
+
+std::unique_ptr<Client::Waiter> Client::take_waiter(const Condition* holds) {
+  std::unique_ptr<Waiter> waiter;
+  if (idle_waiters_.empty()) {
+    waiter = std::make_unique<Waiter>();
+  } else {
+    waiter = std::move(idle_waiters_.back());
+    idle_waiters_.pop_back();
+  }
+  waiter->holds = holds;
+  waiter->was_interrupted = false;
+  return waiter;
+}
+
+// Has one of those who sleep alone become the poller.
+void Client::hand_over() {
+  if (poller_ != nullptr && poller_ != background_) {
+    return;
+  }
+  if (!waiters_.empty()) {
+    waiters_.front()->event.signal();
+  } else if (poller_ == nullptr && !to_notice_.empty()) {
+    wake_background();
+  }
+}
+
+void Client::tell_waiters() {
+  for (const Waiter* const waiter : waiters_) {
+    if ((*waiter->holds)()) {
+      waiter->event.signal();
+    }
+  }
+  if (poller_ != nullptr && poller_->holds != nullptr && (*poller_->holds)()) {
+    poller_->event.signal();
+  }
+}
+
+void Client::wake_background() const noexcept {
+  if (background_ != nullptr) {
+    background_->event.signal();
+  }
+}
+
+// --- settled calls ------------------------------------------------------------------------------------------------
+
+void Client::account() {
+  while (requests_.has_settled()) {
+    for (const CallPtr& call : requests_.take_settled()) {
+      if (pending_.erase(call->serial) != 0) {
+        counts_.bytes_held -= call->held_bytes;
+        note_room();
+      }
+      const Seconds seconds = std::max(0.0, call->settled_at - call->begun_at);
+      CallDurations& durations = durations_[call->op];
+      durations.seconds += seconds;
+      ++durations.counts.at(
+          static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(seconds * 1e9) + 1)) - 1);
+      if (call->failure.has_value()) {
+        failed_.push_back(call);
+        if (may_be_dropped(*call)) {
+          unobserved_.push_back(call);
+          has_unobserved_.store(true, std::memory_order_relaxed);
+        }
+        wake_background();
+      }
+      if (call->trace != nullptr) {
+        traced_.push_back(call);
+      }
+      if (to_notice_.erase(call.get()) != 0) {
+        noticed_.push_back(call);
+        wake_background();
+      }
+      note_reports();
+    }
+  }
+}
+
+std::vector<CallPtr> Client::take_noticed() {
+  const Lock lock(mutex_);
+  return std::exchange(noticed_, {});
+}
+
+std::vector<CallPtr> Client::take_traced() {
+  const Lock lock(mutex_);
+  std::vector<CallPtr> all = std::exchange(traced_, {});
+  note_reports();
+  return all;
+}
+
+std::vector<CallPtr> Client::take_failed() {
+  const Lock lock(mutex_);
+  std::vector<CallPtr> all = std::exchange(failed_, {});
+  note_reports();
+  return all;
+}
+
+std::vector<CallPtr> Client::take_unobserved() {
+  const Lock lock(mutex_);
+  has_unobserved_.store(false, std::memory_order_relaxed);
+  return std::exchange(unobserved_, {});
+}
+
+void Client::observed(const Call& call) {
+  const Lock lock(mutex_);
+  std::erase_if(unobserved_, [&](const CallPtr& one) { return one.get() == &call; });
+  has_unobserved_.store(!unobserved_.empty(), std::memory_order_relaxed);
+}
+
+// --- the background thread ----------------------------------------------------------------------------------------
+
+bool Client::has_work(Seconds now) const {
+  return !noticed_.empty() || !failed_.empty() || (!traced_.empty() && waited_at_ + kGrace <= now) ||
+         (requests_.wants_map() && map_at_ <= now);
+}
+
+bool Client::wait_for_work() {
+  Lock lock(mutex_);
+  std::unique_ptr<Waiter> me = take_waiter(nullptr);
+  background_ = me.get();
+  for (;;) {
+    const Seconds now = steady_now();
+    if (!is_open() || has_work(now)) {
+      break;
+    }
+    const bool is_due = !to_notice_.empty() || waited_at_ + kGrace <= now;
+    if (!pending_.empty() && poller_ == nullptr && is_due) {
+      exchange();
+      tell_waiters();
+      if (!has_work(now) && !pending_.empty() && poller_ == nullptr) {
+        sleep_on_sockets(*me, requests_.wants_map() ? std::min(next_time(), map_at_) : next_time(), lock);
+        exchange();
+        tell_waiters();
+      }
+      continue;
+    }
+    // Looks again after a while if there are calls, or were; otherwise it is told of the next one.
+    background_is_idle_ = pending_.empty() && !has_submitted_;
+    const Seconds until = background_is_idle_ ? kNever : now + kGrace;
+    has_submitted_ = false;
+    sleep_alone(*me, until, lock);
+    background_is_idle_ = false;
+  }
+  background_ = nullptr;
+  idle_waiters_.push_back(std::move(me));
+  return is_open();
+}
+
+bool Client::takes_map_request() {
+  const Lock lock(mutex_);
+  const Seconds now = steady_now();
+  if (!requests_.wants_map() || map_at_ > now) {
+    return false;
+  }
+  map_at_ = now + kGrace;
+  return true;
+}
+
+// --- events -------------------------------------------------------------------------------------------------------
+
+void Client::set_map(SlotMap map) {
+  const Lock lock(mutex_);
+  if (is_open()) {
+    requests_.set_map(std::move(map), steady_now());
+    changed();
+  }
+}
+
+void Client::lose(std::uint32_t server, const std::string& reason) {
+  const Lock lock(mutex_);
+  if (is_open()) {
+    requests_.lose(server, reason, steady_now());
+    changed();
+  }
+}
+
+void Client::fail(Failure failure) {
+  const Lock lock(mutex_);
+  if (is_open()) {
+    requests_.close(std::move(failure), steady_now());
+    changed();
+  }
+}
+
+void Client::leave() {
+  const Lock lock(mutex_);
+  requests_.leave(closed());
+}
+
+void Client::close() {
+  Lock lock(mutex_);
+  if (!is_open()) {
+    return;
+  }
+  requests_.close(closed(), steady_now());
+  account();
+  is_open_.store(false, std::memory_order_release);
+  tell_waiters();
+  if (poller_ != nullptr) {
+    poller_->event.signal();
+  }
+  wake_background();
+  slept_.wait(lock, [this] { return sleepers_ == 0; });
+  connections_.clear();
+}
+
+// --- what is known ------------------------------------------------------------------------------------------------
+
+bool Client::has_pushed() {
+  const Lock lock(mutex_);
+  return !pushed_.empty();
+}
+
+bool Client::has_pending() {
+  const Lock lock(mutex_);
+  return !pending_.empty();
+}
+
+std::uint64_t Client::repetitions() {
+  const Lock lock(mutex_);
+  return requests_.repetitions();
+}
+
+RequestCounts Client::request_counts() {
+  const Lock lock(mutex_);
+  return requests_.counts();
+}
+
+ClientCounts Client::counts() {
+  const Lock lock(mutex_);
+  ClientCounts now = counts_;
+  now.under_way = pending_.size();
+  return now;
+}
+
+std::map<wire::Op, CallDurations> Client::durations() {
+  const Lock lock(mutex_);
+  return durations_;
+}
+
+std::vector<std::string> Client::connections() {
+  const Lock lock(mutex_);
+  std::vector<std::string> all;
+  for (const std::unique_ptr<Connection>& connection : connections_) {
+    all.push_back(connection->address);
+  }
+  return all;
+}
+
+}  // namespace shoal::client

@@ -1,0 +1,249 @@
+// Client: the data plane of one worker: its Requests over ZeroMQ, used by any number of threads.
+//
+// Algorithm. Leader and followers (Schmidt et al., 2000). There is one Dealer for each endpoint, and a lock. Whoever holds the lock
+// may send and receive; a thread that submits a call sends it and returns. A thread that waits for a call is the *poller* if there is
+// none: it receives what is there, sleeps on the files of the sockets without the lock, and hands over when its own call is settled.
+// The others sleep until their call is settled, or until they are to be the poller. So a lone call needs no second thread, and waiting
+// costs no CPU.
+//
+//   submit  --lock----> Requests --outgoing--> Dealer             the calling thread
+//   wait    --poller--> receive, on_time, send, sleep ..          until settled
+//   work    --poller--> the same while no thread waits            a background thread, lent by the owner
+//
+// The background thread is the poller when calls are pending and no thread has waited for kGrace seconds; a thread that waits then
+// takes its place. So pushes that no thread waits for are acknowledged, and lost messages are sent again, also while all threads
+// compute. It returns to its owner with what only the owner can do: run callbacks, ask for a map, log failures.
+//
+// Invariants
+//   C1  Sockets, requests and clock are used under the lock. A thread that sleeps as the poller uses the files of sockets only.
+//   C2  A call is settled by its deadline if a thread waits for it or the background thread lives: every sleep ends at the next time
+//       at which something is due.
+//   C3  The failure of a call that no thread waited for is returned once, by take_unobserved().
+//   C4  A connection that ends, or brings a damaged message, is replaced, and what its endpoint has not answered is sent again over
+//       the new one.
+//   C5  A push has the clock that the tick after it sends to the servers: both are read under the lock.
+//   C6  A thread sleeps on the sockets only if each has had nothing to receive since its file was last read: libzmq signals changes.
+//
+// Threads: any number, but close() and the destructor by one at a time. Fork: here() is false in a child, which must not use it; its
+// destructor does nothing there.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "client/requests.h"
+#include "transport/multipart_message.h"
+#include "transport/zmq.h"
+
+namespace shoal::client {
+
+struct ClientOptions {
+  Seconds timeout = 60;        // in which every call is settled
+  std::uint32_t clock = 0;     // at which the worker begins
+  std::string curve_server{};  // public key of the servers; empty: no encryption
+  std::string curve_public{};
+  std::string curve_secret{};
+  // After which a connection has ended: without a heartbeat, without a handshake.
+  int heartbeat_ms = 2000;
+  int silent_ms = 10000;
+  int handshake_ms = 5000;
+};
+
+// How long calls of one op took until they were settled.
+struct CallDurations {
+  double seconds = 0;                      // in total
+  std::array<std::uint64_t, 64> counts{};  // by powers of two of nanoseconds
+};
+
+// Counts since the start.
+struct ClientCounts {
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+  std::uint64_t under_way = 0;   // calls
+  std::uint64_t bytes_held = 0;  // of their arrays
+  std::uint64_t keys = 0;        // of pulls, as they were given
+  std::uint64_t unique_keys = 0;
+};
+
+inline constexpr auto kClientStatistics = std::to_array<Statistic<ClientCounts>>({
+    {"bytes_sent", number_of<&ClientCounts::bytes_sent>},
+    {"bytes_received", number_of<&ClientCounts::bytes_received>},
+    {"under_way", number_of<&ClientCounts::under_way>},
+    {"bytes_held", number_of<&ClientCounts::bytes_held>},
+    {"keys", number_of<&ClientCounts::keys>},
+    {"unique_keys", number_of<&ClientCounts::unique_keys>},
+});
+
+enum class Waited : std::uint8_t { kDone, kTimedOut, kInterrupted, kClosed };
+
+class Client {
+ public:
+  static constexpr Seconds kGrace = 0.02;
+  static constexpr Seconds kTickSeconds =
+      0.001;  // that a tick may take for the round trip of the pushes before it
+  static constexpr std::uint64_t kMaxPendingBytes = std::uint64_t{256}
+                                                    << 20U;  // of arrays; who submits more waits
+  static constexpr std::size_t kMaxPendingCalls = 1024;
+
+  // `context`: a libzmq context, which outlives the client.
+  Client(const Zmq& zmq, void* context, const WorkerIdentity& worker, SlotMap map, const Policy& policy,
+         bool atomic_clocks, ClientOptions options);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // --- calls: at the present clock, settled within the timeout ---
+
+  // Starts a call and sends what may be sent. Failure::kClosed if the client was closed. Throws as Requests::submit does.
+  // `bytes`: of its arrays.
+  CallPtr submit(wire::Op op, std::uint32_t table, Operation what, Terms terms = {}, std::uint64_t bytes = 0);
+  // Ends the clock, and sends it now: other workers wait for it. Returns after kTickSeconds at the latest.
+  CallPtr tick(bool is_traced = false);
+
+  // --- waiting: until steady_now() reaches `until`; a signal ends it early ---
+
+  Waited wait(const Call& call, Seconds until);
+  // For room among the pending calls.
+  Waited wait_for_room(Seconds until);
+  // For the calls with a serial of at most this one.
+  Waited wait_for_all(std::uint64_t serial, Seconds until);
+  bool has_room() const noexcept { return has_room_.load(std::memory_order_relaxed); }
+  // The serial of the last call that is pending; 0: none is.
+  std::uint64_t last_pending();
+  std::size_t count_pending(std::uint64_t serial);
+  // Has take_noticed() return the call when it is settled. False: it is settled.
+  bool notice(const CallPtr& call);
+
+  // --- for the background thread ---
+
+  // Does the I/O that no thread does, until there is work for the owner; false: the client is closed.
+  bool wait_for_work();
+  std::vector<CallPtr> take_noticed();
+  // Traced calls that are settled.
+  std::vector<CallPtr> take_traced();
+  // Calls that have failed, to be logged.
+  std::vector<CallPtr> take_failed();
+  // Whether there are traced calls or failures to be taken.
+  bool has_reports() const noexcept { return has_reports_.load(std::memory_order_relaxed); }
+  // Whether a newer map is needed; the owner passes one in, and is not asked again for a while.
+  bool takes_map_request();
+
+  // --- failures that no thread waited for ---
+
+  bool has_unobserved() const noexcept { return has_unobserved_.load(std::memory_order_relaxed); }
+  std::vector<CallPtr> take_unobserved();
+  void observed(const Call& call);
+
+  // --- events ---
+
+  void set_map(SlotMap map);
+  void lose(std::uint32_t server, const std::string& reason);
+  void fail(Failure failure);
+  // From now on calls that fail were closed: the servers refuse a process that leaves.
+  void leave();
+  // Closes the sockets; pending calls fail, and every later one.
+  void close();
+
+  // --- what is known ---
+
+  bool here() const noexcept;
+  bool is_open() const noexcept { return is_open_.load(std::memory_order_acquire); }
+  std::uint32_t clock() const noexcept { return clock_.load(std::memory_order_relaxed); }
+  Seconds timeout() const noexcept { return options_.timeout; }
+  const WorkerIdentity& worker() const noexcept { return requests_.worker(); }
+  bool has_pushed();
+  bool has_pending();
+  std::uint64_t repetitions();
+  RequestCounts request_counts();
+  ClientCounts counts();
+  std::map<wire::Op, CallDurations> durations();
+  // Addresses of the open connections.
+  std::vector<std::string> connections();
+
+  static Seconds steady_now() noexcept;
+  // The failure of a client that was closed.
+  static Failure closed();
+
+ private:
+  class Connection;
+  struct Waiter;
+  using Lock = std::unique_lock<std::mutex>;
+  using Condition = std::function<bool()>;
+
+  // With the lock, all of them.
+  Waited wait_until(const Condition& holds, Seconds until, Lock& lock);
+  CallPtr begun(CallPtr call, std::uint64_t bytes, Seconds now);
+  void exchange(const Condition* enough = nullptr);
+  void send();
+  void receive(Connection& connection, const Condition* enough);
+  void sleep_on_sockets(Waiter& waiter, Seconds until, Lock& lock);
+  void sleep_alone(Waiter& waiter, Seconds until, Lock& lock) const;
+  void hand_over();
+  void account();
+  void note_reports() noexcept {
+    has_reports_.store(!traced_.empty() || !failed_.empty(), std::memory_order_relaxed);
+  }
+  void note_room() noexcept {
+    has_room_.store(counts_.bytes_held <= kMaxPendingBytes && pending_.size() <= kMaxPendingCalls,
+                    std::memory_order_relaxed);
+  }
+  void tell_waiters();
+  void changed();
+  void follow_map();
+  Connection& connect(const std::string& address);
+  void drop(Connection& connection, const std::string& reason);
+  void reopen();
+  Seconds next_time() const;
+  std::unique_ptr<Waiter> take_waiter(const Condition* holds);
+  void wake_background() const noexcept;
+  bool has_work(Seconds now) const;
+
+  const Zmq zmq_;
+  void* const context_;
+  const ClientOptions options_;
+  const std::size_t stamp_;  // of the process
+  std::mutex mutex_;
+  std::condition_variable slept_;  // a thread has ended its sleep on the sockets
+  Requests requests_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::uint64_t connections_version_ = 0;  // changes with any of their files
+  std::uint32_t connected_epoch_ = 0;      // of the map that the connections follow
+  MultipartMessage received_;
+  std::set<std::uint32_t> pushed_;            // tables pushed to in this clock
+  std::map<std::uint64_t, CallPtr> pending_;  // by serial
+  ClientCounts counts_;
+  std::map<wire::Op, CallDurations> durations_;
+  std::vector<Waiter*> waiters_;     // that sleep alone
+  Waiter* poller_ = nullptr;         // that sleeps on the sockets
+  Waiter* background_ = nullptr;     // while it is in wait_for_work()
+  bool background_is_idle_ = false;  // it sleeps until it is told that there are calls
+  bool has_submitted_ = false;       // since the background thread last looked
+  std::size_t sleepers_ = 0;         // on the sockets: the poller, and one whose place it has taken
+  Seconds poller_wakes_ = 0;
+  Seconds waited_at_ = 0;  // when a thread last waited
+  std::vector<std::unique_ptr<Waiter>> idle_waiters_;
+  std::set<const Call*> to_notice_;
+  std::vector<CallPtr> noticed_;
+  std::vector<CallPtr> traced_;
+  std::vector<CallPtr> failed_;
+  std::vector<CallPtr> unobserved_;
+  std::atomic<bool> has_unobserved_{false};
+  Seconds map_at_ = 0;  // when a map may be asked for again
+  std::atomic<std::uint32_t> clock_;
+  std::atomic<bool> is_open_{true};
+  std::atomic<bool> has_room_{true};
+  std::atomic<bool> has_reports_{false};
+};
+
+}  // namespace shoal::client
