@@ -30,7 +30,7 @@ CSRC = {
     "wire": "base optim",
     "transport": "base wire",
     "server": "base optim batch policy shard tier wire transport",
-    "client": "base wire transport",
+    "client": "base cache wire transport",
     "bind": "base cache kernel optim batch table names policy shard tier export wire transport server client",
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "base/threads.h"
 #include "batch/key_batch.h"
+#include "cache/row_cache.h"
 #include "kernel/logistic.h"
 #include "shard/shard.h"
 #include "shard/snapshot.h"
@@ -82,6 +84,13 @@ pybind11::tuple section_of(Snapshot::Piece&& piece);
 // ranges, their bytes).
 pybind11::tuple changes_of(Snapshot::Piece&& piece);
 
+// The rows that a worker keeps; with an optimizer, with local steps.
+std::unique_ptr<RowCache> make_cache(std::size_t rows, std::size_t dim, bool is_counted,
+                                     const std::optional<std::string>& optimizer,
+                                     std::map<std::string, double> params);
+// Their counts, by name.
+pybind11::dict cache_stats(const RowCache& cache);
+
 void add_build(pybind11::module_& module);
 void add_base(pybind11::module_& module);
 void add_batch(pybind11::module_& module);
@@ -95,6 +104,7 @@ void add_user_function(pybind11::module_& module);
 void add_wire(pybind11::module_& module);
 void add_requests(pybind11::module_& module);
 void add_client(pybind11::module_& module);
+void add_cached_rows(pybind11::module_& module);
 void add_service(pybind11::module_& module);
 void add_data_loop(pybind11::module_& module);
 void add_export(pybind11::module_& module);

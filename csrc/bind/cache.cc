@@ -12,31 +12,16 @@
 #include <utility>
 #include <vector>
 
-#include "base/mix.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "cache/row_cache.h"
+#include "cache/slot_begins.h"
 
 namespace shoal::bind {
 
 namespace {
 
 using Hashes = Array<std::uint64_t>;
-
-// The begin of each slot's hashes, and their end.
-Array<std::uint64_t> offsets_of(std::span<const std::uint64_t> hashes, std::size_t slots) {
-  const Slots cut(slots);
-  Array<std::uint64_t> offsets = fresh<std::uint64_t>(slots + 1);
-  const auto to = out(offsets);
-  std::ranges::fill(to, std::uint64_t{0});
-  for (const std::uint64_t hash : hashes) {
-    ++to[index_of(cut.of(hash)) + std::size_t{1}];
-  }
-  for (std::size_t slot = 0; slot < slots; ++slot) {
-    to[slot + 1] += to[slot];
-  }
-  return offsets;
-}
 
 // (hashes, offsets, numbers, counts or None); None: there are none. `width`: numbers of a row.
 py::object sums_of(const RowCache::Sums& sums, std::size_t width, std::size_t slots) {
@@ -45,7 +30,7 @@ py::object sums_of(const RowCache::Sums& sums, std::size_t width, std::size_t sl
   }
   Array<float> grads = fresh<float>(sums.hashes.size(), width);
   std::ranges::copy(sums.grads, grads.mutable_data());
-  return py::make_tuple(copied(sums.hashes), offsets_of(sums.hashes, slots), grads,
+  return py::make_tuple(copied(sums.hashes), copied(slot_begins(sums.hashes, slots)), grads,
                         sums.counts.empty() ? py::object(py::none()) : py::object(copied(sums.counts)));
 }
 
@@ -64,7 +49,7 @@ py::tuple read(RowCache& cache, const Hashes& hashes, std::uint32_t clocks, std:
   for (std::size_t i = 0; i < some.size(); ++i) {
     some[i] = input[rest.fetched[i]];
   }
-  return py::make_tuple(copied(rest.fetched), fetched, offsets_of(some, slots), copied(rest.joined),
+  return py::make_tuple(copied(rest.fetched), fetched, copied(slot_begins(some, slots)), copied(rest.joined),
                         rest.readers, sums_of(rest.sums, cache.width(), slots));
 }
 
@@ -113,6 +98,8 @@ void copy_weights_of(RowCache& cache, const Array<float>& whole, const Array<std
   cache.copy_weights_of(from, at, to);
 }
 
+}  // namespace
+
 std::unique_ptr<RowCache> make_cache(std::size_t rows, std::size_t dim, bool is_counted,
                                      const std::optional<std::string>& optimizer,
                                      std::map<std::string, double> params) {
@@ -123,21 +110,7 @@ std::unique_ptr<RowCache> make_cache(std::size_t rows, std::size_t dim, bool is_
   return std::make_unique<RowCache>(rows, dim, is_counted, std::move(steps));
 }
 
-// Copies row i of `some` to row positions[i] of `rows`.
-void scatter_rows(const Array<std::uint32_t>& positions, const Array<float>& some, Array<float>& rows,
-                  std::size_t dim) {
-  const auto at = in(positions);
-  const auto from = in(some);
-  const auto to = out(rows);
-  SHOAL_CHECK(from.size() == at.size() * dim, "scatter_rows takes one row for each position");
-  const py::gil_scoped_release nogil;
-  for (std::size_t i = 0; i < at.size(); ++i) {
-    SHOAL_CHECK((at[i] + std::size_t{1}) * dim <= to.size(), "a position is beyond the rows");
-    std::copy_n(from.data() + i * dim, dim, to.data() + at[i] * dim);
-  }
-}
-
-py::dict stats(const RowCache& cache) {
+py::dict cache_stats(const RowCache& cache) {
   const RowCache::Stats& stats = cache.stats();
   py::dict named;
   named["hits"] = stats.hits;
@@ -155,8 +128,6 @@ py::dict stats(const RowCache& cache) {
   return named;
 }
 
-}  // namespace
-
 void add_cache(py::module_& module) {
   const auto array = [](const char* name) { return py::arg(name).noconvert(); };
   py::class_<RowCache>(module, "RowCache")
@@ -173,7 +144,7 @@ void add_cache(py::module_& module) {
       .def("send_older", &send_older, py::arg("clock"), py::arg("slots"))
       .def("send_rows", &send_rows, array("hashes"), py::arg("slots"))
       .def("forget", &RowCache::forget)
-      .def("stats", &stats)
+      .def("stats", &cache_stats)
       .def("verify", &RowCache::verify);
   module.def(
       "local_step_floats",  // 0: the optimizer makes no local steps
@@ -182,7 +153,6 @@ void add_cache(py::module_& module) {
         return LocalSteps::suits(rule, dim) ? LocalSteps(dim, rule).floats() : 0;
       },
       py::arg("optimizer"), py::arg("params"), py::arg("dim"));
-  module.def("scatter_rows", &scatter_rows, array("positions"), array("some"), array("rows"), py::arg("dim"));
 }
 
 }  // namespace shoal::bind

@@ -3,8 +3,10 @@
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -15,6 +17,8 @@
 #include "bind/bind.h"
 #include "bind/buffer_view.h"
 #include "bind/calls.h"
+#include "cache/row_cache.h"
+#include "client/cached_rows.h"
 #include "client/requests.h"
 
 namespace shoal::bind {
@@ -43,7 +47,7 @@ py::list frames_of(const client::Outgoing& message) {
   return all;
 }
 
-class RequestsBinding {
+class RequestsBinding final : private client::Submitter {
  public:
   RequestsBinding(const Identity& worker, const py::object& map, const client::Policy& policy,
                   bool atomic_clocks, client::Defect defect)
@@ -54,6 +58,7 @@ class RequestsBinding {
   py::object submit(std::uint8_t op, std::uint32_t table, std::uint32_t clock, Seconds now, Seconds deadline,
                     const py::object& after, const py::object& follows, const py::object& on_done,
                     bool traced, const py::kwargs& what) {
+    now_ = now;
     Described described = describe(wire::Op{op}, what);
     const std::vector<client::CallPtr> before = calls_of(after);
     client::Terms terms{.after = before,
@@ -67,13 +72,18 @@ class RequestsBinding {
 
   py::object tick(std::uint32_t clock, const std::vector<std::uint32_t>& tables, Seconds now,
                   Seconds deadline, const py::object& on_done, bool traced) {
+    now_ = now;
     std::vector<std::uint32_t> sorted = tables;
+    sorted.insert(sorted.end(), pushed_.begin(), pushed_.end());
+    pushed_.clear();
+    clock_ = clock + 1;
     std::ranges::sort(sorted);
     sorted.erase(std::ranges::unique(sorted).begin(), sorted.end());
     return handle(requests_.tick(clock, std::move(sorted), now, deadline, traced), py::none(), on_done);
   }
 
   bool receive(const std::string& address, const py::iterable& frames, Seconds now) {
+    now_ = now;
     std::vector<BufferView> borrowed;
     std::vector<wire::Frame> views;
     for (const py::handle frame : frames) {
@@ -85,9 +95,20 @@ class RequestsBinding {
   }
 
   template <class Change>
-  void change(const Change& work) {
+  void change(Seconds now, const Change& work) {
+    now_ = now;
     work(requests_);
     tell();
+  }
+
+  // A cache of a worker at this clock, which gives every call so many seconds.
+  client::CachedRows& add_cache(std::unique_ptr<RowCache> cache, client::CachedRowsOptions options,
+                                std::uint32_t clock, Seconds patience) {
+    clock_ = clock;
+    patience_ = patience;
+    client::Submitter& calls = *this;
+    return *caches_.emplace_back(
+        std::make_unique<client::CachedRows>(calls, std::move(cache), std::move(options)));
   }
 
   // (address, frames) of all messages that are to be sent.
@@ -116,6 +137,9 @@ class RequestsBinding {
   void tell() {
     while (requests_.has_settled()) {
       for (const client::CallPtr& call : requests_.take_settled()) {
+        if (call->observer != nullptr) {
+          call->observer->settled(call);
+        }
         const auto found = waiting_.find(call.get());
         if (found != waiting_.end()) {
           const auto [handle, on_done] = std::move(found->second);
@@ -127,9 +151,106 @@ class RequestsBinding {
     release_kept();
   }
 
+  std::uint32_t clock() const noexcept override { return clock_; }
+  std::uint64_t repetitions() const noexcept override { return requests_.repetitions(); }
+  client::CallPtr submit_rows(wire::Op op, std::uint32_t table, client::Keyed what,
+                              client::Terms terms) override {
+    if (op == wire::Op::kPush) {
+      pushed_.insert(table);
+    }
+    return requests_.submit(op, table, clock_, now_, now_ + patience_, what, std::move(terms));
+  }
+  client::CallPtr compose(wire::Op op, std::uint32_t table, bool is_traced) override {
+    return requests_.compose(op, table, clock_, now_, is_traced);
+  }
+  void complete(const client::CallPtr& composed, std::optional<client::Failure> failure) override {
+    requests_.complete(composed, now_, std::move(failure));
+  }
+
   Requests requests_;
   std::unordered_map<const client::Call*, std::pair<py::object, py::object>> waiting_;
+  std::vector<std::unique_ptr<client::CachedRows>> caches_;
+  Seconds now_ = 0;
+  // Of caches:
+  std::uint32_t clock_ = 0;
+  Seconds patience_ = 0;
+  std::set<std::uint32_t> pushed_;  // tables pushed to in this clock
 };
+
+// A cache of simulated requests.
+struct SimulatedRows {
+  std::shared_ptr<RequestsBinding> requests;
+  client::CachedRows* rows;
+
+  template <class Work>
+  void change(Seconds now, const Work& work) const {
+    requests->change(now, [&](Requests&) { work(*rows); });
+  }
+};
+
+std::unique_ptr<SimulatedRows> make_rows(const std::shared_ptr<RequestsBinding>& self, std::uint32_t table,
+                                         std::size_t rows, std::size_t dim, std::size_t slots,
+                                         std::uint32_t staleness, const std::optional<std::uint32_t>& waits,
+                                         const std::optional<std::string>& optimizer,
+                                         std::map<std::string, double> params, const py::object& filter,
+                                         std::uint32_t clock, Seconds patience, RowCacheDefect row_defect,
+                                         client::CachedRowsDefect defect) {
+  auto cache = make_cache(rows, dim, false, optimizer, std::move(params));
+  cache->plant(row_defect);
+  client::CachedRowsOptions options{.table = table, .slots = slots, .staleness = staleness, .waits = waits};
+  if (!filter.is_none()) {
+    options.filter = filter.cast<client::Filter*>();
+    options.keep = keep({filter});
+  }
+  client::CachedRows& made = self->add_cache(std::move(cache), std::move(options), clock, patience);
+  made.plant(defect);
+  return std::make_unique<SimulatedRows>(SimulatedRows{.requests = self, .rows = &made});
+}
+
+void add_simulated_rows(py::module_& module) {
+  const auto array = [](const char* name) { return py::arg(name).noconvert(); };
+  py::class_<SimulatedRows>(module, "SimulatedRows")
+      .def(py::init(&make_rows), py::arg("requests"), py::arg("table"), py::kw_only(), py::arg("rows"),
+           py::arg("dim"), py::arg("slots"), py::arg("staleness"), py::arg("waits") = std::nullopt,
+           py::arg("optimizer") = std::nullopt, py::arg("params") = std::map<std::string, double>(),
+           py::arg("filter") = py::none(), py::arg("clock") = 0, py::arg("patience") = 60.0,
+           py::arg("row_defect") = RowCacheDefect::kNone, py::arg("defect") = client::CachedRowsDefect::kNone)
+      .def(
+          "pull",
+          [](const SimulatedRows& self, const Array<std::uint64_t>& hashes, Array<float>& rows, Seconds now) {
+            CallHandle handle{.out = rows};
+            self.change(now, [&](client::CachedRows& all) {
+              handle.call = all.pull(in(hashes), out(rows), keep({hashes, rows}));
+            });
+            return handle;
+          },
+          array("hashes"), array("rows"), py::arg("now"))
+      .def(
+          "push",
+          [](const SimulatedRows& self, const Array<std::uint64_t>& hashes, const Array<float>& grads,
+             Seconds now) {
+            CallHandle handle;
+            self.change(now,
+                        [&](client::CachedRows& all) { handle.call = all.push(in(hashes), in(grads), {}); });
+            return handle;
+          },
+          array("hashes"), array("grads"), py::arg("now"))
+      .def("end_clock",
+           [](const SimulatedRows& self, Seconds now) {
+             self.change(now, [](client::CachedRows& all) { all.end_clock(); });
+           })
+      .def("flush", [](const SimulatedRows& self,
+                       Seconds now) { self.change(now, [](client::CachedRows& all) { all.flush(); }); })
+      .def_property_readonly("unacknowledged",
+                             [](const SimulatedRows& self) {
+                               std::vector<CallHandle> all;
+                               for (const client::CallPtr& call : self.rows->unacknowledged()) {
+                                 all.push_back({.call = call});
+                               }
+                               return all;
+                             })
+      .def("metrics", [](const SimulatedRows& self) { return cache_stats(self.rows->cache()); });
+}
 
 client::Policy make_policy(Seconds resend_after, double backoff, Seconds longest, double bytes_per_second,
                            Seconds deferred_after, Seconds pause, Seconds longest_pause, std::uint64_t credit,
@@ -230,6 +351,26 @@ void add_defects(py::module_& module) {
       .value("TAKES_ROWS_BEHIND_A_REPEATED_PUSH", Defect::kTakesRowsBehindARepeatedPush)
       .value("LEAVES_BEFORE_A_FILTERED_PUSH", Defect::kLeavesBeforeAFilteredPush)
       .finalize();
+  py::native_enum<RowCacheDefect>(module, "RowCacheDefect", "enum.IntEnum")
+      .value("NONE", RowCacheDefect::kNone)
+      .value("KEEPS_ROWS_FOR_A_LONG_TIME", RowCacheDefect::kKeepsRowsForALongTime)
+      .value("ADDS_TO_WHAT_IT_HAS_SENT", RowCacheDefect::kAddsToWhatItHasSent)
+      .value("KEEPS_COPIES_OF_WHAT_IT_SENDS", RowCacheDefect::kKeepsCopiesOfWhatItSends)
+      .value("TAKES_THE_LAST_ANSWER", RowCacheDefect::kTakesTheLastAnswer)
+      .value("SENDS_CHANGES_AGAIN", RowCacheDefect::kSendsChangesAgain)
+      .value("FORGETS_WHAT_CHANGED_MEANWHILE", RowCacheDefect::kForgetsWhatChangedMeanwhile)
+      .value("KEEPS_ANSWERS_THAT_LACK_PUSHES", RowCacheDefect::kKeepsAnswersThatLackPushes)
+      .value("READS_PASSED_GRADIENTS_LATER", RowCacheDefect::kReadsPassedGradientsLater)
+      .finalize();
+  using client::CachedRowsDefect;
+  py::native_enum<CachedRowsDefect>(module, "CachedRowsDefect", "enum.IntEnum")
+      .value("NONE", CachedRowsDefect::kNone)
+      .value("HOLDS_FOR_ANOTHER_CLOCK", CachedRowsDefect::kHoldsForAnotherClock)
+      .value("FORGETS_THAT_PUSHES_ARE_HELD", CachedRowsDefect::kForgetsThatPushesAreHeld)
+      .value("TRUSTS_THE_ORDER", CachedRowsDefect::kTrustsTheOrder)
+      .value("TAKES_ITS_OWN_CLOCK", CachedRowsDefect::kTakesItsOwnClock)
+      .value("PULLS_BEFORE_IT_PUSHES", CachedRowsDefect::kPullsBeforeItPushes)
+      .finalize();
 }
 
 }  // namespace
@@ -239,7 +380,7 @@ void add_requests(py::module_& module) {
   add_filter(module);
   add_call(module);
   add_defects(module);
-  py::class_<RequestsBinding>(module, "Requests")
+  py::class_<RequestsBinding, std::shared_ptr<RequestsBinding>>(module, "Requests")
       .def(py::init<const Identity&, const py::object&, const client::Policy&, bool, client::Defect>(),
            py::arg("worker"), py::arg("map"), py::arg("policy") = client::Policy{}, py::kw_only(),
            py::arg("atomic_clocks") = true, py::arg("defect") = client::Defect::kNone)
@@ -249,21 +390,23 @@ void add_requests(py::module_& module) {
       .def("tick", &RequestsBinding::tick, py::arg("clock"), py::arg("tables"), py::arg("now"),
            py::arg("deadline"), py::kw_only(), py::arg("on_done") = py::none(), py::arg("traced") = false)
       .def("receive", &RequestsBinding::receive, py::arg("address"), py::arg("frames"), py::arg("now"))
-      .def("on_time",
-           [](RequestsBinding& self, Seconds now) { self.change([&](Requests& all) { all.on_time(now); }); })
+      .def("on_time", [](RequestsBinding& self,
+                         Seconds now) { self.change(now, [&](Requests& all) { all.on_time(now); }); })
       .def("reconnected",
            [](RequestsBinding& self, const std::string& address, const std::string& reason, Seconds now) {
-             self.change([&](Requests& all) { all.reconnected(address, reason, now); });
+             self.change(now, [&](Requests& all) { all.reconnected(address, reason, now); });
            })
       .def("set_map",
            [](RequestsBinding& self, const py::object& map, Seconds now) {
-             self.change([&](Requests& all) { all.set_map(slot_map_of(map), now); });
+             self.change(now, [&](Requests& all) { all.set_map(slot_map_of(map), now); });
            })
-      .def("lose", [](RequestsBinding& self, std::uint32_t server, const std::string& reason,
-                      Seconds now) { self.change([&](Requests& all) { all.lose(server, reason, now); }); })
+      .def("lose",
+           [](RequestsBinding& self, std::uint32_t server, const std::string& reason, Seconds now) {
+             self.change(now, [&](Requests& all) { all.lose(server, reason, now); });
+           })
       .def("close",
            [](RequestsBinding& self, const py::object& error, Seconds now) {
-             self.change([&](Requests& all) { all.close(failure_of(error), now); });
+             self.change(now, [&](Requests& all) { all.close(failure_of(error), now); });
            })
       .def("take_outgoing", &RequestsBinding::take_outgoing)
       .def("next_time",
@@ -282,6 +425,7 @@ void add_requests(py::module_& module) {
       .def_property_readonly("counts", [](const RequestsBinding& self) {
         return dict_of(client::kRequestStatistics, self.requests().counts());
       });
+  add_simulated_rows(module);
 }
 
 }  // namespace shoal::bind

@@ -183,7 +183,11 @@ std::uint32_t* RowCache::recall(std::span<const std::uint64_t> hashes) noexcept 
   return nullptr;
 }
 
-void RowCache::remove_copy(Entry& entry) noexcept {
+void RowCache::remove_copy(Entry& entry) const noexcept {
+  if (is_planted(RowCacheDefect::kKeepsCopiesOfWhatItSends)) {
+    remove_reader(entry);
+    return;
+  }
   entry.state &= ~kCopy;
   entry.clocks = 0;
 }
@@ -201,16 +205,20 @@ void RowCache::take(Entry& entry, float* grads) noexcept {
     const float* const __restrict now = copy(entry);
     float* const __restrict base = this->base(entry);
     const std::size_t width = width_;
+    const bool keeps_base = is_planted(RowCacheDefect::kSendsChangesAgain) && entry.hash % 4 != 0;
     for (std::size_t k = 0; k < width; ++k) {
       change[k] = now[k] - base[k];
-      base[k] = now[k];
+      base[k] = keeps_base ? base[k] : now[k];
     }
   } else {
     copy_floats(grads, sum(entry), width_);
   }
+  ++stats_.sent;
+  if (is_planted(RowCacheDefect::kAddsToWhatItHasSent) && entry.hash % 4 == 0) {
+    return;
+  }
   entry.state &= ~kSum;
   --sums_;
-  ++stats_.sent;
 }
 
 // Appends it.
@@ -276,6 +284,8 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
                     bool may_join, std::span<float> rows, Rest& rest) {
   SHOAL_CHECK(rows.size() == hashes.size() * dim_, "a cache copies one row for each hash");
   SHOAL_CHECK(reader != 0, "the number of a pull is not 0");
+  clocks -= is_planted(RowCacheDefect::kKeepsRowsForALongTime) && clocks != 0 ? 1U : 0U;
+  may_join = may_join && !is_planted(RowCacheDefect::kTakesTheLastAnswer);
   Batch& batch = remember(hashes, reader);
   std::uint32_t* const places = batch.places.data();
   std::array<std::byte*, kBlock> hits;
@@ -299,7 +309,7 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
         if ((here.state & kSum) != 0) {
           take(here, rest.sums);
         }
-        remove_copy(here);
+        here.state &= ~kCopy;
         here.clocks = reader;
       } else if (may_join) {
         rest.joined.push_back(static_cast<std::uint32_t>(i));
@@ -354,7 +364,8 @@ void RowCache::fill(std::span<const std::uint64_t> hashes, std::uint32_t reader,
         continue;
       }
       Entry& here = entry(number);
-      if (!is_kept || reader_of(here) != reader) {
+      const bool is_reader = reader_of(here) == reader || is_planted(RowCacheDefect::kTakesTheLastAnswer);
+      if (!is_kept || !is_reader) {
         remove_copy(here);
         continue;
       }
@@ -368,7 +379,8 @@ void RowCache::become_copy(Entry& entry, const float* row) noexcept {
   float* const copy = this->copy(entry);
   if (steps_) {
     float* const base = this->base(entry);
-    if ((entry.state & kSum) != 0) {  // what has changed since the pull began is not in its answer
+    if ((entry.state & kSum) != 0 && !is_planted(RowCacheDefect::kForgetsWhatChangedMeanwhile)) {
+      // What has changed since the pull began is not in its answer.
       for (std::size_t k = 0; k < width_; ++k) {
         copy[k] = row[k] + (copy[k] - base[k]);
       }
@@ -458,7 +470,8 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
       if (entries[number].hash != hash[i] || (entries[number].state & needed) == 0) [[unlikely]] {
         number = find(hash[i]);
         if (number == kNone || (entry(number).state & needed) == 0) {
-          if (number != kNone) {
+          if (number != kNone &&
+              (reader_of(entry(number)) == 0 || !is_planted(RowCacheDefect::kReadsPassedGradientsLater))) {
             remove_copy(entry(number));  // a row that is being fetched will lack this gradient
           }
           pass(hash[i], grads.data() + i * dim_, counts.empty() ? 1 : counts[i], passed);
@@ -519,7 +532,7 @@ void RowCache::send_older(std::uint32_t clock, Sums& sums) {
       ++at;
       if (!steps_) {
         remove_copy(here);
-      } else {
+      } else if (!is_planted(RowCacheDefect::kKeepsAnswersThatLackPushes)) {
         remove_reader(here);
       }
     }
@@ -556,44 +569,6 @@ void RowCache::forget() noexcept {
       here.state &= ~kRow;
     }
   }
-}
-
-bool RowCache::verify() const {
-  std::size_t found = 0;
-  std::size_t ways = 0;
-  for (std::size_t at = 0; at < buckets_; ++at) {
-    const TagBucket& here = buckets_data()[at];
-    for (std::size_t way = 0; way < kWays; ++way) {
-      const std::uint32_t number = here.numbers[way];
-      if ((way < here.used) != (number != kNone) || number > used_) {
-        return false;
-      }
-      if (number != kNone &&
-          (&bucket_of(entry(number).hash) != &here || find(entry(number).hash) != number)) {
-        return false;
-      }
-    }
-    ways += here.used;
-    if (here.none != kNone) {
-      return false;
-    }
-  }
-  for (std::uint32_t number = 1; number <= used_; ++number) {
-    const Entry& here = entry(number);
-    if ((here.state & kUsed) == 0) {
-      return false;
-    }
-    if ((here.state & kSum) != 0) {
-      ++found;
-      const auto list = static_cast<std::uint16_t>(here.state - first_list_);
-      if (list >= begun_.size() ||
-          std::ranges::find(begun_[list].entries, number) == begun_[list].entries.end()) {
-        return false;
-      }
-    }
-  }
-  return ways == used_ && found == sums_ && entry(kNone).state == 0 &&
-         std::ranges::is_sorted(begun_, std::ranges::less_equal{}, &Begun::clock);
 }
 
 }  // namespace shoal

@@ -32,6 +32,20 @@
 
 namespace shoal {
 
+// Mistakes that a test plants, to see that its checkers find them.
+enum class RowCacheDefect : std::uint8_t {
+  kNone,
+  kKeepsRowsForALongTime,
+  kAddsToWhatItHasSent,
+  kKeepsCopiesOfWhatItSends,
+  kTakesTheLastAnswer,
+  // With local steps:
+  kSendsChangesAgain,
+  kForgetsWhatChangedMeanwhile,
+  kKeepsAnswersThatLackPushes,
+  kReadsPassedGradientsLater,
+};
+
 class RowCache {
  public:
   static constexpr std::size_t kWays = TagBucket::kWays;
@@ -68,6 +82,7 @@ class RowCache {
   std::size_t dim() const noexcept { return dim_; }
   // Numbers of a copy and of a sum.
   std::size_t width() const noexcept { return width_; }
+  bool makes_steps() const noexcept { return steps_.has_value(); }
   std::size_t capacity() const noexcept { return buckets_ * kWays; }
   std::size_t bytes() const noexcept;
   std::size_t sums() const noexcept { return sums_; }
@@ -95,6 +110,7 @@ class RowCache {
   void forget() noexcept;
 
   bool verify() const;
+  void plant(RowCacheDefect defect) noexcept { defect_ = defect; }
 
  private:
   // Of an entry's state.
@@ -168,7 +184,8 @@ class RowCache {
   static std::uint32_t reader_of(const Entry& entry) noexcept {
     return (entry.state & kCopy) != 0 ? 0 : entry.clocks;
   }
-  static void remove_copy(Entry& entry) noexcept;
+  bool is_planted(RowCacheDefect defect) const noexcept { return defect_ == defect; }
+  void remove_copy(Entry& entry) const noexcept;
   static void remove_reader(Entry& entry) noexcept;
   void take(Entry& entry, Sums& sums);
   void take(Entry& entry, float* grads) noexcept;
@@ -207,6 +224,7 @@ class RowCache {
   std::vector<std::uint32_t> spare_;  // memory of a list that has left
   std::size_t sums_ = 0;
   Stats stats_;
+  RowCacheDefect defect_ = RowCacheDefect::kNone;
   std::vector<std::uint32_t> places_;   // of a batch that is not remembered
   std::vector<std::uint32_t> started_;  // entries whose sums began in this push
   std::vector<float> values_;           // of a block

@@ -4,6 +4,7 @@
 //   OfSlot   SLOT, SECTION, LOAD_ROWS, LOAD_FILTER: one slot; SAVE_POLL, SAVE_END: the endpoint of a slot
 //   OfAll    STATS, REDUCE, SWEEP, LOAD_BEGIN, LOAD_END, SAVE_BEGIN, SAVE_END: each endpoint that serves slots
 //   Ending   TICK: the end of a clock, to each endpoint with the list of its pushes
+//   Composed PULL, PUSH: has no messages; whoever made it of other calls settles it (client/cached_rows.h)
 //
 // Arrays are referred to, not copied: `keep` owns them, and is released when the call is settled. Nothing writes to `out` after
 // that.
@@ -120,7 +121,23 @@ struct Ending {
   std::vector<std::uint32_t> tables{};  // pushed to in the clock, ascending
 };
 
-using Operation = std::variant<Keyed, OfSlot, OfAll, Ending>;
+struct Composed {
+  std::vector<CallPtr> calls{};  // of which it is made, as far as their failures are its own
+};
+
+using Operation = std::variant<Keyed, OfSlot, OfAll, Ending, Composed>;
+
+// Is told that a call is settled by the owner of the requests, when nothing else is under way there.
+class CallObserver {
+ public:
+  virtual void settled(const CallPtr& call) = 0;
+
+ protected:
+  CallObserver() = default;
+  CallObserver(const CallObserver&) = default;
+  CallObserver& operator=(const CallObserver&) = default;
+  ~CallObserver() = default;
+};
 
 // The state that a worker keeps of one endpoint.
 struct Part;
@@ -221,6 +238,7 @@ class Call : public Timer, public std::enable_shared_from_this<Call> {
   std::uint64_t serial = 0;       // order of submission, also of parts that are cut again
   std::uint64_t repetitions = 0;  // of all messages, before it was submitted
   bool was_held = false;          // it began later than it was submitted
+  CallObserver* observer = nullptr;
 
   // Once it is settled.
   bool is_done() const noexcept { return done_.load(std::memory_order_acquire); }
@@ -236,6 +254,7 @@ class Call : public Timer, public std::enable_shared_from_this<Call> {
   // In messages to users.
   std::string name() const;
   const Keyed* keyed() const noexcept { return std::get_if<Keyed>(&what); }
+  bool is_composed() const noexcept { return std::holds_alternative<Composed>(what); }
   bool is_everywhere() const noexcept {
     return std::holds_alternative<OfAll>(what) || std::holds_alternative<Ending>(what);
   }

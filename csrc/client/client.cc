@@ -18,13 +18,6 @@ namespace shoal::client {
 
 namespace {
 
-// Whether the caller need not wait: of pushes, ticks, and functions of a user that change rows.
-bool may_be_dropped(const Call& call) {
-  const auto* const all = std::get_if<OfAll>(&call.what);
-  return call.op == wire::Op::kPush || call.op == wire::Op::kTick ||
-         (all != nullptr && all->is_user_function && all->is_write);
-}
-
 // Sleeps until a file is readable. True: a signal has ended it.
 bool sleep(std::vector<pollfd>& files, Seconds until) noexcept {
   timespec left{};
@@ -71,6 +64,12 @@ Seconds Client::steady_now() noexcept {
 
 CallPtr Client::submit(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes) {
   const Lock lock(mutex_);
+  CallPtr call = start(op, table, std::move(what), std::move(terms), bytes);
+  changed();
+  return call;
+}
+
+CallPtr Client::start(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes) {
   const Seconds now = steady_now();
   if (op == wire::Op::kPull) {
     counts_.keys += terms.given_keys;
@@ -86,12 +85,16 @@ CallPtr Client::submit(wire::Op op, std::uint32_t table, Operation what, Terms t
 
 CallPtr Client::tick(bool is_traced) {
   Lock lock(mutex_);
+  for (const std::unique_ptr<CachedRows>& rows : caches_) {
+    rows->end_clock();
+  }
   const Seconds now = steady_now();
   CallPtr call =
       requests_.tick(clock(), {pushed_.begin(), pushed_.end()}, now, now + options_.timeout, is_traced);
   clock_.fetch_add(1, std::memory_order_relaxed);
   pushed_.clear();
   call = begun(std::move(call), 0, now);
+  changed();
   // Other workers wait for this tick: it is sent now, not when somebody waits next.
   const Condition is_sent = [&] {
     return (poller_ != nullptr && poller_ != background_) || !requests_.waits_for_pushes(*call);
@@ -112,7 +115,6 @@ CallPtr Client::begun(CallPtr call, std::uint64_t bytes, Seconds now) {
   if (background_is_idle_) {
     wake_background();
   }
-  changed();
   return call;
 }
 
@@ -319,71 +321,6 @@ void Client::wake_background() const noexcept {
   }
 }
 
-// --- settled calls ------------------------------------------------------------------------------------------------
-
-void Client::account() {
-  while (requests_.has_settled()) {
-    for (const CallPtr& call : requests_.take_settled()) {
-      if (pending_.erase(call->serial) != 0) {
-        counts_.bytes_held -= call->held_bytes;
-        note_room();
-      }
-      const Seconds seconds = std::max(0.0, call->settled_at - call->begun_at);
-      CallDurations& durations = durations_[call->op];
-      durations.seconds += seconds;
-      ++durations.counts.at(
-          static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(seconds * 1e9) + 1)) - 1);
-      if (call->failure.has_value()) {
-        failed_.push_back(call);
-        if (may_be_dropped(*call)) {
-          unobserved_.push_back(call);
-          has_unobserved_.store(true, std::memory_order_relaxed);
-        }
-        wake_background();
-      }
-      if (call->trace != nullptr) {
-        traced_.push_back(call);
-      }
-      if (to_notice_.erase(call.get()) != 0) {
-        noticed_.push_back(call);
-        wake_background();
-      }
-      note_reports();
-    }
-  }
-}
-
-std::vector<CallPtr> Client::take_noticed() {
-  const Lock lock(mutex_);
-  return std::exchange(noticed_, {});
-}
-
-std::vector<CallPtr> Client::take_traced() {
-  const Lock lock(mutex_);
-  std::vector<CallPtr> all = std::exchange(traced_, {});
-  note_reports();
-  return all;
-}
-
-std::vector<CallPtr> Client::take_failed() {
-  const Lock lock(mutex_);
-  std::vector<CallPtr> all = std::exchange(failed_, {});
-  note_reports();
-  return all;
-}
-
-std::vector<CallPtr> Client::take_unobserved() {
-  const Lock lock(mutex_);
-  has_unobserved_.store(false, std::memory_order_relaxed);
-  return std::exchange(unobserved_, {});
-}
-
-void Client::observed(const Call& call) {
-  const Lock lock(mutex_);
-  std::erase_if(unobserved_, [&](const CallPtr& one) { return one.get() == &call; });
-  has_unobserved_.store(!unobserved_.empty(), std::memory_order_relaxed);
-}
-
 // --- the background thread ----------------------------------------------------------------------------------------
 
 bool Client::has_work(Seconds now) const {
@@ -491,11 +428,6 @@ bool Client::has_pushed() {
 bool Client::has_pending() {
   const Lock lock(mutex_);
   return !pending_.empty();
-}
-
-std::uint64_t Client::repetitions() {
-  const Lock lock(mutex_);
-  return requests_.repetitions();
 }
 
 RequestCounts Client::request_counts() {

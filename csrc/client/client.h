@@ -23,6 +23,7 @@
 //       the new one.
 //   C5  A push has the clock that the tick after it sends to the servers: both are read under the lock.
 //   C6  A thread sleeps on the sockets only if each has had nothing to receive since its file was last read: libzmq signals changes.
+//   C7  What caches hold back for as long as they may is sent with the tick, under one lock: no push comes between.
 //
 // Threads: any number, but close() and the destructor by one at a time. Fork: here() is false in a child, which must not use it; its
 // destructor does nothing there.
@@ -42,6 +43,7 @@
 #include <string>
 #include <vector>
 
+#include "client/cached_rows.h"
 #include "client/requests.h"
 #include "transport/multipart_message.h"
 #include "transport/zmq.h"
@@ -87,7 +89,7 @@ inline constexpr auto kClientStatistics = std::to_array<Statistic<ClientCounts>>
 
 enum class Waited : std::uint8_t { kDone, kTimedOut, kInterrupted, kClosed };
 
-class Client {
+class Client final : private Submitter {
  public:
   static constexpr Seconds kGrace = 0.02;
   static constexpr Seconds kTickSeconds =
@@ -110,6 +112,21 @@ class Client {
   CallPtr submit(wire::Op op, std::uint32_t table, Operation what, Terms terms = {}, std::uint64_t bytes = 0);
   // Ends the clock, and sends it now: other workers wait for it. Returns after kTickSeconds at the latest.
   CallPtr tick(bool is_traced = false);
+
+  // --- caches: their calls are those of the client ---
+
+  // Keeps rows of a table until the client is destroyed.
+  CachedRows& add_cache(std::unique_ptr<RowCache> cache, CachedRowsOptions options);
+  // Has a cache do something, and sends what it submits.
+  template <class Work>
+  auto use(const Work& work) {
+    const Lock lock(mutex_);
+    const Finally finally{*this};
+    return work();
+  }
+  // CachedRows::flush and forget of all.
+  void flush_caches();
+  void forget_rows();
 
   // --- waiting: until steady_now() reaches `until`; a signal ends it early ---
 
@@ -159,12 +176,11 @@ class Client {
 
   bool here() const noexcept;
   bool is_open() const noexcept { return is_open_.load(std::memory_order_acquire); }
-  std::uint32_t clock() const noexcept { return clock_.load(std::memory_order_relaxed); }
+  std::uint32_t clock() const noexcept override { return clock_.load(std::memory_order_relaxed); }
   Seconds timeout() const noexcept { return options_.timeout; }
   const WorkerIdentity& worker() const noexcept { return requests_.worker(); }
   bool has_pushed();
   bool has_pending();
-  std::uint64_t repetitions();
   RequestCounts request_counts();
   ClientCounts counts();
   std::map<wire::Op, CallDurations> durations();
@@ -181,7 +197,18 @@ class Client {
   using Lock = std::unique_lock<std::mutex>;
   using Condition = std::function<bool()>;
 
+  // Sends what is due at the end of a scope, also after an exception.
+  struct Finally {
+    Client& client;
+    ~Finally() { client.changed(); }
+  };
+
   // With the lock, all of them.
+  std::uint64_t repetitions() const noexcept override { return requests_.repetitions(); }
+  CallPtr submit_rows(wire::Op op, std::uint32_t table, Keyed what, Terms terms) override;
+  CallPtr compose(wire::Op op, std::uint32_t table, bool is_traced) override;
+  void complete(const CallPtr& composed, std::optional<Failure> failure) override;
+  CallPtr start(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes);
   Waited wait_until(const Condition& holds, Seconds until, Lock& lock);
   CallPtr begun(CallPtr call, std::uint64_t bytes, Seconds now);
   void exchange(const Condition* enough = nullptr);
@@ -191,6 +218,7 @@ class Client {
   void sleep_alone(Waiter& waiter, Seconds until, Lock& lock) const;
   void hand_over();
   void account();
+  void account(const CallPtr& call);
   void note_reports() noexcept {
     has_reports_.store(!traced_.empty() || !failed_.empty(), std::memory_order_relaxed);
   }
@@ -220,6 +248,7 @@ class Client {
   std::uint64_t connections_version_ = 0;  // changes with any of their files
   std::uint32_t connected_epoch_ = 0;      // of the map that the connections follow
   MultipartMessage received_;
+  std::vector<std::unique_ptr<CachedRows>> caches_;
   std::set<std::uint32_t> pushed_;            // tables pushed to in this clock
   std::map<std::uint64_t, CallPtr> pending_;  // by serial
   ClientCounts counts_;

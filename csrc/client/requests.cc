@@ -156,6 +156,17 @@ CallPtr Requests::tick(std::uint32_t clock, std::vector<std::uint32_t> tables, S
   return call;
 }
 
+CallPtr Requests::compose(wire::Op op, std::uint32_t table, std::uint32_t clock, Seconds now,
+                          bool is_traced) {
+  const auto call = std::make_shared<Call>(op, table, clock, now, kNever, Composed{});
+  if (is_traced) {
+    call->trace = std::make_unique<std::vector<PartTrace>>();
+  }
+  call->serial = ++submitted_;
+  call->repetitions = repetitions();
+  return call;
+}
+
 void Requests::begin(const CallPtr& call, Seconds now) {
   if (closed_.has_value()) {
     settle(call, now, closed_);

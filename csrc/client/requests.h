@@ -29,7 +29,8 @@
 //       and the tick before: an endpoint that has taken a tick proves that every endpoint has the pushes of its clock, so if this
 //       worker dies the clock can still end everywhere, and endpoints differ by one tick at most. A tick is not sent anywhere before
 //       the held calls of its clock have begun, and these are queued before it.
-//   I6  Every unsettled call has a time at which on_time() acts on it: its deadline at the latest.
+//   I6  Every unsettled call has a time at which on_time() acts on it: its deadline at the latest. A composed one has none: the
+//       deadlines of the calls that it is made of apply.
 //
 // Threads: one at a time; the owner locks. Arrays are referred to, not copied: they are left unchanged until the call is settled.
 
@@ -146,6 +147,11 @@ class Requests {
   // Ends a clock: sends every endpoint the list of its pushes. `tables`: pushed to in it, ascending.
   CallPtr tick(std::uint32_t clock, std::vector<std::uint32_t> tables, Seconds now, Seconds deadline,
                bool is_traced = false);
+  // Starts a call that is made of others: complete() settles it.
+  CallPtr compose(wire::Op op, std::uint32_t table, std::uint32_t clock, Seconds now, bool is_traced = false);
+  void complete(const CallPtr& composed, Seconds now, std::optional<Failure> failure = {}) {
+    settle(composed, now, std::move(failure));
+  }
   // Whether a tick is unsent at some endpoint, only because pushes are unacknowledged at others.
   bool waits_for_pushes(const Call& tick) const;
 

@@ -794,9 +794,6 @@ def encode_header(
     whole: bool = False,
 ) -> bytes: ...
 def local_step_floats(optimizer: str, params: dict[str, float], dim: int) -> int: ...
-def scatter_rows(
-    positions: npt.NDArray[np.uint32], some: npt.NDArray[np.float32], rows: npt.NDArray[np.float32], dim: int
-) -> None: ...
 def digest(hashes: npt.NDArray[np.uint64], seed: int) -> bytes: ...
 def narrow(
     rows: npt.NDArray[np.float32], hashes: npt.NDArray[np.uint64], dtype: int, seed: int, message: int
@@ -833,6 +830,25 @@ class ClientDefect(enum.IntEnum):
     LOSES_COUNTS = 12
     TAKES_ROWS_BEHIND_A_REPEATED_PUSH = 13
     LEAVES_BEFORE_A_FILTERED_PUSH = 14
+
+class RowCacheDefect(enum.IntEnum):
+    NONE = 0
+    KEEPS_ROWS_FOR_A_LONG_TIME = 1
+    ADDS_TO_WHAT_IT_HAS_SENT = 2
+    KEEPS_COPIES_OF_WHAT_IT_SENDS = 3
+    TAKES_THE_LAST_ANSWER = 4
+    SENDS_CHANGES_AGAIN = 5
+    FORGETS_WHAT_CHANGED_MEANWHILE = 6
+    KEEPS_ANSWERS_THAT_LACK_PUSHES = 7
+    READS_PASSED_GRADIENTS_LATER = 8
+
+class CachedRowsDefect(enum.IntEnum):
+    NONE = 0
+    HOLDS_FOR_ANOTHER_CLOCK = 1
+    FORGETS_THAT_PUSHES_ARE_HELD = 2
+    TRUSTS_THE_ORDER = 3
+    TAKES_ITS_OWN_CLOCK = 4
+    PULLS_BEFORE_IT_PUSHES = 5
 
 class Policy:
     def __init__(
@@ -949,6 +965,33 @@ class Requests:
     def take_outgoing(self) -> list[tuple[str, list[bytes]]]: ...
     def verify(self) -> str: ...
 
+class SimulatedRows:
+    def __init__(
+        self,
+        requests: Requests,
+        table: int,
+        *,
+        rows: int,
+        dim: int,
+        slots: int,
+        staleness: int,
+        waits: int | None = None,
+        optimizer: str | None = None,
+        params: dict[str, float] = {},
+        filter: Filter | None = None,
+        clock: int = 0,
+        patience: float = 60.0,
+        row_defect: RowCacheDefect = ...,
+        defect: CachedRowsDefect = ...,
+    ) -> None: ...
+    @property
+    def unacknowledged(self) -> list[SubmittedCall]: ...
+    def pull(self, hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.float32], now: float) -> SubmittedCall: ...
+    def push(self, hashes: npt.NDArray[np.uint64], grads: npt.NDArray[np.float32], now: float) -> SubmittedCall: ...
+    def end_clock(self, now: float) -> None: ...
+    def flush(self, now: float) -> None: ...
+    def metrics(self) -> dict[str, int]: ...
+
 class Call:
     @property
     def clock(self) -> int: ...
@@ -998,8 +1041,6 @@ class Client:
     def clock(self) -> int: ...
     @property
     def timeout(self) -> float: ...
-    @property
-    def repetitions(self) -> int: ...
     @property
     def has_pending(self) -> bool: ...
     @property
@@ -1061,6 +1102,8 @@ class Client:
         traced: bool = False,
     ) -> Call: ...
     def tick(self, traced: bool = False) -> Call: ...
+    def flush_caches(self) -> None: ...
+    def forget_rows(self) -> None: ...
     def drain(self, timeout: float | None = None) -> None: ...
     def check(self) -> None: ...
     def wait_for_work(self) -> bool: ...
@@ -1076,3 +1119,58 @@ class Client:
     def close(self) -> None: ...
     def metrics(self) -> dict[str, int]: ...
     def durations(self) -> dict[str, tuple[float, dict[int, int]]]: ...
+
+class CachedRows:
+    def __init__(
+        self,
+        client: Client,
+        table: int,
+        *,
+        rows: int,
+        dim: int,
+        slots: int,
+        staleness: int,
+        waits: int | None = None,
+        counted: bool = False,
+        optimizer: str | None = None,
+        params: dict[str, float] = {},
+        filter: Filter | None = None,
+    ) -> None: ...
+    def pull(
+        self,
+        batch: KeyBatch,
+        rows: npt.NDArray[np.float32],
+        after: Iterable[Call] = (),
+        fresh: bool = False,
+        traced: bool = False,
+    ) -> Call: ...
+    def pull_per_key(
+        self,
+        batch: KeyBatch,
+        rows: npt.NDArray[np.float32],
+        pool: ThreadPool,
+        after: Iterable[Call] = (),
+        fresh: bool = False,
+        traced: bool = False,
+    ) -> Call: ...
+    def push(
+        self,
+        batch: KeyBatch | SummedBatch,
+        grads: npt.NDArray[np.float32],
+        counts: npt.NDArray[np.uint32] | None = None,
+        after: Iterable[Call] = (),
+        traced: bool = False,
+    ) -> Call: ...
+    def push_per_key(
+        self,
+        batch: KeyBatch,
+        grads: npt.NDArray[np.float32],
+        pool: ThreadPool,
+        counts: npt.NDArray[np.uint32] | None = None,
+        after: Iterable[Call] = (),
+        traced: bool = False,
+    ) -> Call: ...
+    def flush(self) -> list[Call]: ...
+    def forget(self) -> None: ...
+    def forget_after(self, call: Call) -> None: ...
+    def metrics(self) -> dict[str, int]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -156,6 +157,26 @@ def test_a_gradient_that_is_not_finite_stays_out_of_rows_and_copies():
         return seen.sum(), table.pull(KEYS[:5]).sum()
 
     assert alone(work) == (400, 5)
+
+
+def test_calls_are_done_without_anyone_asking_for_them():
+    def work(store):
+        table = table_of(store)
+        done = [threading.Event() for _ in range(3)]
+        some = [KEYS, KEYS[:300], KEYS[100:]]  # the second and the third wait for what the first one fetches
+        for event, keys in zip(done, some, strict=True):
+            table.pull_async(keys).add_done_callback(lambda _, event=event: event.set())
+        assert all(event.wait(60) for event in done)
+        push = table.push(KEYS, -ONES)  # held back
+        assert push.done()
+        pulls = [table.pull_async(keys) for keys in some]
+        assert all(pull.done() for pull in pulls)
+        assert [pull.result().sum() for pull in pulls] == [400, 300, 300]
+        store.flush()
+        return store.cache_metrics()["counts"]
+
+    counts = alone(work)
+    assert (counts["fetched"], counts["hits"]) == (400, 1600)
 
 
 def test_bsp_has_the_same_bits_with_a_cache():

@@ -143,6 +143,78 @@ TEST(arrays_are_released_when_a_call_is_settled_and_kept_until_then) {
   eventually([&] { return kept.expired(); });
 }
 
+client::CachedRows& add_cache(World& world) {
+  return world.client->add_cache(std::make_unique<RowCache>(1000, 1, false),
+                                 {.table = kTable, .slots = kSlots, .staleness = 2});
+}
+
+CallPtr pull(World& world, client::CachedRows& rows, const std::shared_ptr<Arrays>& read) {
+  return world.client->use([&] { return rows.pull(read->batch.hashes(), read->values, read); });
+}
+
+TEST(calls_by_way_of_a_cache_are_settled_like_any_other) {
+  World world;
+  client::CachedRows& rows = add_cache(world);
+  world.zmq.pause(true);
+  const auto read = std::make_shared<Arrays>(range_of(40));
+  const auto joined = std::make_shared<Arrays>(range_of(60));
+  const CallPtr first = pull(world, rows, read);
+  const CallPtr second = pull(world, rows, joined);  // of rows that the first one fetches, and others
+  CHECK(!first->is_done() && !second->is_done());
+  world.zmq.pause(false);
+  settle(*world.client, second);
+  CHECK(first->is_done() && rows.cache().stats().fetched == 60 && rows.cache().stats().joined == 40);
+  CHECK(std::ranges::all_of(joined->values, [](float value) { return value == 0.0F; }));
+  const CallPtr held =
+      world.client->use([&] { return rows.push(read->batch.hashes(), std::vector<float>(40, 1.0F), {}); });
+  CHECK(held->is_done() && rows.cache().sums() == 40 && !world.client->has_pushed());
+  world.client->tick();
+  world.client->tick();
+  CHECK_EQ(rows.cache().sums(), 40U);
+  world.client->tick();  // sends them
+  CHECK_EQ(rows.cache().sums(), 0U);
+  const auto again = std::make_shared<Arrays>(range_of(40));
+  settle(*world.client, pull(world, rows, again));
+  CHECK(std::ranges::all_of(again->values, [](float value) { return value == -1.0F; }));
+  world.client->close();
+  const auto late = std::make_shared<Arrays>(range_of(100));
+  const CallPtr closed = pull(world, rows, late);
+  CHECK(closed->is_done() && closed->failure->kind == client::ErrorKind::kClosed);
+}
+
+TEST(threads_pull_and_push_through_a_cache_and_every_gradient_counts_once) {
+  for (const unsigned lost : {0U, 20U}) {
+    World world(lost);
+    client::CachedRows& rows = add_cache(world);
+    constexpr std::size_t kThreads = 4;
+    constexpr std::size_t kRounds = 60;
+    std::vector<std::thread> threads;
+    for (std::size_t thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&] {
+        for (std::size_t i = 0; i < kRounds; ++i) {
+          const auto read = std::make_shared<Arrays>(range_of(50));
+          const CallPtr pulled = pull(world, rows, read);
+          settle(*world.client, world.client->use([&] {
+            return rows.push(read->batch.hashes(), std::vector<float>(50, 1.0F), {});
+          }));
+          settle(*world.client, pulled);
+          if (i % 8 == 0) {
+            world.client->tick();
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    world.client->forget_rows();
+    const auto read = std::make_shared<Arrays>(range_of(50));
+    const std::vector<CallPtr> after = world.client->use([&] { return rows.flush(); });
+    settle(*world.client, pull(*world.client, read, {.after = after}));
+    CHECK(std::ranges::all_of(read->values, [](float value) { return value == -float{kThreads * kRounds}; }));
+  }
+}
+
 TEST(threads_pull_and_push_over_lossy_wires_and_every_push_counts_once) {
   for (const unsigned lost : {0U, 20U}) {
     World world(lost);

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from shoal import _core
-from shoal.cluster.worker.cached_rows import CachedRows
-from sim.cached import TWIN, CachePlan
+from shoal._core import RowCacheDefect
+from sim.cached import CachePlan
 from sim.network import ROUGH_IN_ORDER, Weather
 from sim.planted_caches import PLANTED
 from sim.schedules import Plan, run, violations
@@ -50,16 +50,9 @@ def test_caches_read_most_rows_here_when_there_is_time():
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_in_a_cache_is_found(name):
     wrong, plan, checkers = PLANTED[name]
-    part = "make_rows" if issubclass(wrong, CachedRows) else "make_cache"
+    part = "row_defect" if isinstance(wrong, RowCacheDefect) else "defect"
     plan = replace(plan, cache=replace(plan.cache, **{part: wrong}))
     for seed in range(200):
         if checkers & {checker for checker, _ in violations(run(seed, plan))}:
             return
     pytest.fail(f"{sorted(checkers)} found nothing in 200 runs")
-
-
-@pytest.mark.parametrize("local_steps", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_slow_twin_of_the_cache_keeps_the_same_promises(seed, local_steps):
-    plan = replace(PLANS["ssp"], cache=replace(TWIN, staleness=1, rows=64, local_steps=local_steps))
-    assert violations(run(seed, plan)) == []

@@ -129,6 +129,23 @@ def is_within(span, outer):
 # ---- what there is ---------------------------------------------------------------------------------------------------
 
 
+def test_a_call_by_way_of_a_cache_has_the_spans_of_what_was_sent_for_it(spans):
+    cache = shoal.Cache(rows=4000, staleness=3)
+    with cluster(2) as made, connect(made.address, consistency=shoal.ASP(), cache=cache) as store:
+        table = store.table("user", dim=1, **SGD)
+        for requests in (2, 0):
+            table.pull(KEYS)
+            assert spans.one("pull").attributes["shoal.requests"] == requests
+            assert len(spans.below(spans.one("pull"))) == len(spans.named("request")) == requests
+            spans.clear()
+        table.push(KEYS, ONES[:, None]).result()
+        assert spans.one("push").attributes["shoal.requests"] == 0
+        spans.clear()
+        store.flush()
+        table.push(KEYS[:5], ONES[:5, None]).result()
+        assert spans.one("push").attributes["shoal.requests"] == len(spans.below(spans.one("push"))) > 0
+
+
 def test_a_pull_of_two_servers_has_a_span_for_itself_each_request_each_server_and_its_rows(spans):
     with cluster(2) as made, connect(made.address, consistency=shoal.ASP()) as store:
         table = store.table("user", dim=3, **SGD)

@@ -31,7 +31,7 @@ class Entry:
 class RowCache:
     def __init__(self, rows, dim, counted=False, optimizer=None, params=None):
         assert optimizer in (None, "SGD")
-        self.dim, self.width, self.counted = dim, dim, counted
+        self.dim, self.counted = dim, counted
         self.rate = None if optimizer is None else np.float32(params["lr"])
         self.buckets = [[None] * WAYS for _ in range(-(-rows // WAYS))]
         self.hands = [0] * len(self.buckets)
@@ -188,9 +188,6 @@ class RowCache:
             self.drop(entry)
             if not entry.changed:
                 entry.row = entry.base = None
-
-    def copy_weights_of(self, whole, positions, rows):
-        rows[positions] = whole.reshape(-1, self.dim)
 
     def stats(self):
         return {"held": self.sums}

@@ -29,7 +29,7 @@ from shoal.errors import ShoalError, TransportError
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.connection import Context
-    from shoal.cluster.worker.tracing import CallTracer, TracedCalls
+    from shoal.cluster.worker.tracing import CallTracer, TracedCalls, TracedRows
 
 _log = logging.getLogger("shoal.worker")
 
@@ -113,6 +113,10 @@ class Channel:
     def begin(self, op: int, table: int, **what: Any) -> _core.Call:
         """Start a call at the present clock and return, unless the pending calls are at their limit."""
         return self.calls.begin(op, table, **what)
+
+    def traced_rows(self, rows: _core.CachedRows, table: int) -> _core.CachedRows | TracedRows:
+        """Return what submits the calls of a cache: it, or what traces them."""
+        return rows if isinstance(self.calls, _core.Client) else self.calls.of_rows(rows, table)
 
     @property
     def clock(self) -> int:

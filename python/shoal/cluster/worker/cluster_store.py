@@ -307,26 +307,14 @@ class ClusterStore(ConnectedStore):
     def tick(self) -> None:
         """End this worker's clock: see :meth:`shoal.Store.tick`."""
         self._check_usable()
-        with contextlib.ExitStack() as held:
-            for shard in list(self._cached.values()):
-                held.enter_context(shard.rows.lock)  # no gradient of this clock is held back after the tick
-                shard.rows.end_clock()
-            self.channel.tick()
+        self.channel.tick()
         self.channel.raise_unobserved()
 
     def flush(self, timeout: float | None = None) -> None:
         """Send what caches hold back, and wait for all calls of this process: see :meth:`shoal.Store.flush`."""
         self._check_usable()
-        self._send_held()
+        self.channel.client.flush_caches()
         super().flush(timeout)
-
-    def _send_held(self) -> None:
-        for shard in list(self._cached.values()):
-            shard.rows.flush()
-
-    def _forget_rows(self) -> None:
-        for shard in list(self._cached.values()):
-            shard.rows.forget()
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait for all workers of the job: see :meth:`shoal.Store.barrier`."""
@@ -337,7 +325,7 @@ class ClusterStore(ConnectedStore):
         try:
             self._wait_at_barrier(BARRIER, seconds, begun)
         finally:
-            self._forget_rows()  # all workers agree on what came before
+            self.channel.client.forget_rows()  # all workers agree on what came before
 
     def _wait_at_barrier(self, name: str, timeout: float, begun: float | None = None) -> None:
         """Wait for all workers. After a timeout this worker stays at the barrier: the next call continues to wait."""
@@ -375,7 +363,7 @@ class ClusterStore(ConnectedStore):
         finished = -1
         while True:
             self._check_usable()
-            self._send_held()
+            self.channel.client.flush_caches()
             self.channel.drain(self._timeout)  # the pushes for the finished split have arrived
             self.channel.raise_unobserved()
             take = TakeSplit(number, count, digest, finished, reissue, self.clock)
@@ -443,7 +431,7 @@ class ClusterStore(ConnectedStore):
             # Under BSP pushes of other workers cannot interfere: none is applied before this worker's next tick.
             with contextlib.ExitStack() as paused:
                 paused.enter_context(self._rwlock.exclusive())
-                self._send_held()
+                self.channel.client.flush_caches()
                 self.channel.drain(self._timeout)
                 self.channel.raise_unobserved()
                 if self._shared_storage and shards:
@@ -483,7 +471,7 @@ class ClusterStore(ConnectedStore):
     def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
         """Load as worker 0 while the other workers wait: the servers read their rows, or this worker sends them."""
         manifest = chain[-1].manifest
-        self._send_held()
+        self.channel.client.flush_caches()
         self.channel.drain(self._timeout)
         self._wait_at_barrier("begin of a load", self._timeout)
 
@@ -515,7 +503,7 @@ class ClusterStore(ConnectedStore):
                         self._check_loaded(chain[-1])
                 finally:  # no worker pushes before all have counted the rows
                     self._wait_at_barrier("check of a load", self._timeout)
-                    self._forget_rows()
+                    self.channel.client.forget_rows()
             self._tracked = chain[-1].digest if track else ""
 
     @contextlib.contextmanager
@@ -549,7 +537,7 @@ class ClusterStore(ConnectedStore):
     # ---- closing, and events from the scheduler ----------------------------------------------------------------------
 
     def _drain(self) -> None:
-        self._send_held()
+        self.channel.client.flush_caches()
         # Unless others repeat what this worker has pushed since its last tick: see `_check_left`.
         if (
             self._consistency.is_bulk

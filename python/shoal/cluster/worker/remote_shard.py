@@ -6,9 +6,7 @@ Threads: any number of callers.
 from __future__ import annotations
 
 import copy
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn, Self, cast
 
 import numpy as np
@@ -38,45 +36,6 @@ _METRICS = (
     "tiers",
     *(f"tier_{name}" for name in TIER_NUMBERS),
 )
-
-
-class PendingCalls(ABC):
-    """Calls that are waited for one after another: a :class:`shoal.table.future.Waitable`."""
-
-    __slots__ = ("channel",)
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-
-    @property
-    @abstractmethod
-    def calls(self) -> list[_core.Call]:
-        """The calls that a later one comes after."""
-
-    @abstractmethod
-    def next_call(self) -> _core.Call | None:
-        """Return the call that is to be waited for; None: all are settled. Submits what has become due. Any thread."""
-
-    @abstractmethod
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait until all are settled; raise the error of one that failed."""
-
-    def done(self) -> bool:
-        """Whether all are settled."""
-        return self.next_call() is None
-
-    def add_done_callback(self, fn: Callable[[Self], object], /) -> None:
-        """Call a function when all are settled."""
-        call = self.next_call()
-        if call is None:
-            fn(self)
-        else:
-            call.add_done_callback(lambda _: self.add_done_callback(fn))
-
-    def _wait(self, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (call := self.next_call()) is not None:
-            call.settle(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 class RemoteShard:
@@ -121,8 +80,6 @@ class RemoteShard:
         for request in requests:
             if isinstance(request, _core.Call) and request.is_of(self._channel.client):
                 calls.append(request)
-            elif isinstance(request, PendingCalls) and request.channel is self._channel:
-                calls += request.calls
             else:
                 raise ValueError(OTHER_STORE)
         view = copy.copy(self)

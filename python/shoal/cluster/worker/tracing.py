@@ -100,7 +100,12 @@ class TracedCalls:
         self._rank = rank
         self._job = job
 
-    def _in_span(self, op: int, table: int, keys: int | None, submit: Callable[[bool], _core.Call]) -> _core.Call:
+    def of_rows(self, rows: _core.CachedRows, table: int) -> TracedRows:
+        """Return the calls of a cache, each in a span."""
+        return TracedRows(self, rows, table)
+
+    def in_span(self, op: int, table: int, keys: int | None, submit: Callable[[bool], _core.Call]) -> _core.Call:
+        """Submit a call, traced or not, in a span if it is recorded."""
         trace = self._tracer.begin(op, table, self._client.clock, keys, self._rank, self._job)
         try:
             call = submit(trace is not None)
@@ -124,7 +129,7 @@ class TracedCalls:
     ) -> _core.Call:
         """Read the row of each unique key."""
         submit = partial(self._client.pull, table, batch, rows, dim, filter, after, follows)
-        return self._in_span(_core.Op.PULL, table, len(batch), submit)
+        return self.in_span(_core.Op.PULL, table, len(batch), submit)
 
     def pull_per_key(
         self,
@@ -139,7 +144,7 @@ class TracedCalls:
     ) -> _core.Call:
         """Read the row of each key as given."""
         submit = partial(self._client.pull_per_key, table, batch, rows, dim, pool, filter, after, follows)
-        return self._in_span(_core.Op.PULL, table, len(batch), submit)
+        return self.in_span(_core.Op.PULL, table, len(batch), submit)
 
     def push(
         self,
@@ -153,7 +158,7 @@ class TracedCalls:
     ) -> _core.Call:
         """Apply one step with a gradient for each unique key."""
         submit = partial(self._client.push, table, batch, grads, dim, counts, filter, after)
-        return self._in_span(_core.Op.PUSH, table, len(batch), submit)
+        return self.in_span(_core.Op.PUSH, table, len(batch), submit)
 
     def push_per_key(
         self,
@@ -169,19 +174,64 @@ class TracedCalls:
     ) -> _core.Call:
         """Apply one step with a gradient for each key as given."""
         submit = partial(self._client.push_per_key, table, batch, grads, dim, pool, integers, counts, filter, after)
-        return self._in_span(_core.Op.PUSH, table, len(batch), submit)
+        return self.in_span(_core.Op.PUSH, table, len(batch), submit)
 
     def begin(self, op: int, table: int, *, after: Iterable[_core.Call] = (), **what: Any) -> _core.Call:
         """Start any other call."""
         hashes = what.get("hashes")
         keys = None if hashes is None else len(hashes)
-        return self._in_span(
+        return self.in_span(
             op, table, keys, lambda traced: self._client.begin(op, table, after=after, traced=traced, **what)
         )
 
     def tick(self) -> _core.Call:
         """End the clock."""
-        return self._in_span(_core.Op.TICK, 0, None, self._client.tick)
+        return self.in_span(_core.Op.TICK, 0, None, self._client.tick)
+
+
+class TracedRows:
+    """The calls of a cache, each in a span: the methods of ``_core.CachedRows`` that submit calls."""
+
+    def __init__(self, calls: TracedCalls, rows: _core.CachedRows, table: int) -> None:
+        self._rows = rows
+        self._pull = partial(calls.in_span, _core.Op.PULL, table)
+        self._push = partial(calls.in_span, _core.Op.PUSH, table)
+
+    def pull(self, batch: _core.KeyBatch, rows: Rows, after: Iterable[_core.Call] = ()) -> _core.Call:
+        """Read the row of each unique key."""
+        return self._pull(len(batch), partial(self._rows.pull, batch, rows, after, False))
+
+    def pull_per_key(
+        self,
+        batch: _core.KeyBatch,
+        rows: Rows,
+        pool: _core.ThreadPool,
+        after: Iterable[_core.Call] = (),
+        fresh: bool = False,
+    ) -> _core.Call:
+        """Read the row of each key as given."""
+        return self._pull(len(batch), partial(self._rows.pull_per_key, batch, rows, pool, after, fresh))
+
+    def push(
+        self,
+        batch: _core.KeyBatch | _core.SummedBatch,
+        grads: Rows,
+        counts: Counts | None = None,
+        after: Iterable[_core.Call] = (),
+    ) -> _core.Call:
+        """Apply one step with a gradient for each unique key."""
+        return self._push(len(batch), partial(self._rows.push, batch, grads, counts, after))
+
+    def push_per_key(
+        self,
+        batch: _core.KeyBatch,
+        grads: Rows,
+        pool: _core.ThreadPool,
+        counts: Counts | None = None,
+        after: Iterable[_core.Call] = (),
+    ) -> _core.Call:
+        """Apply one step with a gradient for each key as given."""
+        return self._push(len(batch), partial(self._rows.push_per_key, batch, grads, pool, counts, after))
 
 
 class CallTracer:
