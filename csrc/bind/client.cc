@@ -15,7 +15,8 @@ namespace shoal::bind {
 
 namespace {
 
-py::object result(ClientCall& self, const std::optional<Seconds>& timeout) {
+py::object result(ClientCall& self, const py::object& given_timeout) {
+  const std::optional<Seconds> timeout = ClientBinding::timeout_of(given_timeout);
   const client::CallPtr& call = self.handle.call;
   self.client->wait(call, timeout);
   if (call->failure.has_value()) {
@@ -236,12 +237,6 @@ void add_client_call(py::module_& module) {
   py::class_<ClientCall>(module, "Call")
       .def("done", [](const ClientCall& self) { return self.handle.call->is_done(); })
       .def("result", &result, py::arg("timeout") = py::none())
-      .def(
-          "settle",
-          [](const ClientCall& self, const std::optional<Seconds>& timeout) {
-            self.client->wait(self.handle.call, timeout);
-          },
-          py::arg("timeout") = py::none())
       .def("add_done_callback",
            [](const py::object& self, const py::object& function) {
              const auto& call = self.cast<const ClientCall&>();

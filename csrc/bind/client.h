@@ -155,9 +155,19 @@ class ClientBinding {
     return client_->tick(traced);
   }
 
+  // Of an argument of Python.
+  static std::optional<Seconds> timeout_of(const py::object& given) {
+    if (given.is_none()) {
+      return std::nullopt;
+    }
+    const double timeout = PyBool_Check(given.ptr()) ? -1.0 : PyFloat_AsDouble(given.ptr());
+    const bool is_number = PyErr_Occurred() == nullptr && !PyBool_Check(given.ptr()) && !std::isnan(timeout);
+    PyErr_Clear();
+    SHOAL_CHECK(is_number, "timeout must be a number of seconds, got " + py::repr(given).cast<std::string>());
+    return timeout;
+  }
+
   void wait(const client::CallPtr& call, const std::optional<Seconds>& timeout) {
-    SHOAL_CHECK(!timeout.has_value() || !std::isnan(*timeout),
-                "timeout must be a number of seconds, got nan");
     if (!call->is_done()) {
       check_process();  // a client that was closed has settled it
       const Seconds until = timeout.has_value() ? Client::steady_now() + *timeout : client::kNever;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,15 @@ def test_a_wait_of_its_own_ends_and_the_call_goes_on():
         free.set()
         begun.result()
         assert peer.rows == 10
+
+
+@pytest.mark.parametrize("timeout", ["a", float("nan"), True, [1.0]])
+def test_a_wait_of_no_number_of_seconds_is_the_callers_error(timeout):
+    with connected(Peer(0, 16)) as channel:
+        call = push(channel, range(40))
+        with pytest.raises(ValueError, match=rf"timeout must be a number of seconds, got {re.escape(repr(timeout))}$"):
+            call.result(timeout)
+        call.result(np.float32(60))
 
 
 def test_draining_waits_for_what_was_asked_before_and_for_nothing_that_came_later():
