@@ -1,6 +1,6 @@
 // A worker of a cluster in C++: it pushes and pulls rows through csrc/client, without Python.
 //
-//   g++ -std=c++20 -O2 -Icsrc examples/cpp_worker.cc csrc/base/*.cc csrc/batch/*.cc csrc/client/*.cc csrc/transport/*.cc csrc/wire/*.cc -pthread -ldl -o cpp_worker
+//   g++ -std=c++20 -O2 -Icsrc examples/cpp_worker.cc csrc/base/*.cc csrc/batch/*.cc csrc/cache/*.cc csrc/client/*.cc csrc/optim/*.cc csrc/policy/*.cc csrc/shard/*.cc csrc/table/*.cc csrc/transport/*.cc csrc/wire/*.cc -pthread -ldl -o cpp_worker
 //   python examples/cpp_worker.py ./cpp_worker
 //
 // cpp_worker.py joins the cluster, makes the table, and starts this program with the numbers that the scheduler has assigned. It
