@@ -6,6 +6,7 @@
 #include <cstring>
 #include <list>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "check.h"
@@ -118,8 +119,9 @@ TEST(zeros_are_left_out_where_that_is_shorter) {
     const EncodedPayload sent = filter.push(frame(hashes), frame(grads), 1, 1, {}, false);
     CHECK_EQ(sent.is_packed, 13 + 4 * (100 - zeros) < 400);  // a bit for each gradient
     CHECK_EQ(sent.payload.count, sent.is_packed ? 3 : 2);
-    std::vector<float> kept(sent.payload.frames.at(sent.payload.count - 1).bytes.size() / sizeof(float));
-    std::memcpy(kept.data(), sent.payload.frames.at(sent.payload.count - 1).bytes.data(), 4 * kept.size());
+    const wire::Frame last = sent.payload.frames.at(sent.payload.count - 1).bytes;
+    std::vector<float> kept(last.size() / sizeof(float));
+    std::ranges::copy(last, std::as_writable_bytes(std::span(kept)).begin());
     CHECK(kept == std::vector<float>(grads.begin() + static_cast<std::ptrdiff_t>(sent.is_packed ? zeros : 0),
                                      grads.end()));
   }
