@@ -180,7 +180,8 @@ class ClientBinding {
     tell();
   }
 
-  void drain(const std::optional<Seconds>& timeout) {
+  void drain(const py::object& given_timeout) {
+    const std::optional<Seconds> timeout = timeout_of(given_timeout);
     check();
     const std::uint64_t last = client_->last_pending();
     const Seconds until = timeout.has_value() ? Client::steady_now() + *timeout : client::kNever;

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import zmq
 
 from shoal import _core
-from shoal.base.scalars import plain
 from shoal.cluster.protocol.libzmq import backend
 from shoal.cluster.protocol.metrics import Durations
 from shoal.cluster.protocol.refusals import Refusals
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
     from shoal.cluster.worker.tracing import CallTracer, TracedCalls, TracedRows
 
 _log = logging.getLogger("shoal.worker")
-
-Op = _core.Op
-
-_MAX_WAIT_SECONDS = 1e6
 
 
 class WorkerIdentity(NamedTuple):
@@ -129,7 +124,7 @@ class Channel:
 
     def drain(self, timeout: float | None = None) -> None:
         """Wait until all calls made so far are settled, successfully or not."""
-        self.client.drain(_seconds(timeout))
+        self.client.drain(timeout)
 
     def raise_unobserved(self) -> None:
         """Raise, once, the errors of pushes and ticks that failed and that no thread waited for."""
@@ -231,12 +226,3 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             found()
 
     return call
-
-
-def _seconds(timeout: float | None) -> float | None:
-    if timeout is None:
-        return None
-    timeout = plain(timeout)
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:
-        raise ValueError(f"timeout must be a number of seconds, got {timeout!r}")
-    return min(timeout, _MAX_WAIT_SECONDS)
