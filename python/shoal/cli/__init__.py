@@ -107,15 +107,15 @@ def _parse(words: list[str]) -> dict[str, Any]:
 
 
 def _drop_output_that_fails() -> None:
-    """Replace standard output by /dev/null if it cannot be written: Python would report it again when it ends."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-    except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+    """Replace standard streams by /dev/null if they cannot be written: Python would report it again when it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def run() -> int:
