@@ -7,9 +7,11 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mix.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "bind/buffer_view.h"
@@ -408,6 +411,21 @@ py::object hot_keys(const ReplicatedService& service, std::size_t most, double p
   return py::make_tuple(keys, found->second);
 }
 
+// int64[n, dim]; without rows if it does not serve them all; None while it executes a request.
+py::object peek(const ReplicatedService& service, std::uint32_t table, const Array<std::uint64_t>& keys,
+                double patience) {
+  std::vector<std::uint64_t> hashes;
+  std::ranges::transform(in(keys), std::back_inserter(hashes), [](std::uint64_t key) { return mix(key); });
+  const auto found = without_gil([&] { return service.peek(table, hashes, milliseconds(patience)); });
+  if (!found) {
+    return py::none();
+  }
+  const std::size_t rows = found->empty() ? 0 : hashes.size();
+  Array<std::int64_t> numbers = fresh<std::int64_t>(rows, rows == 0 ? 0 : found->size() / rows);
+  std::ranges::copy(*found, numbers.mutable_data());
+  return numbers;
+}
+
 py::object metrics(const ReplicatedService& service, std::optional<double> patience) {
   const std::optional<ServiceMetrics> found = without_gil(
       [&] { return patience ? service.metrics(milliseconds(*patience)) : std::optional(service.metrics()); });
@@ -583,7 +601,8 @@ void add_service(py::module_& module) {
       .def("metrics", &metrics, py::arg("patience") = py::none())
       .def("arc_loads", &arc_loads, py::arg("patience"))
       .def("table_loads", &table_loads, py::arg("patience"))
-      .def("hot_keys", &hot_keys, py::arg("most"), py::arg("patience"));
+      .def("hot_keys", &hot_keys, py::arg("most"), py::arg("patience"))
+      .def("peek", &peek, py::arg("table"), py::arg("keys").noconvert(), py::arg("patience"));
   add_orders(service);
   py::class_<ReplicaOrders> replica(module, "Replica");
   replica.def("shard", &shard<ReplicaOrders>, py::arg("id"));

@@ -447,6 +447,13 @@ std::optional<std::pair<std::vector<HotKey>, std::uint64_t>> ReplicatedService::
   return lock.owns_lock() ? std::optional(service_.hot_keys(most)) : std::nullopt;
 }
 
+std::optional<std::vector<std::int64_t>> ReplicatedService::peek(std::uint32_t id,
+                                                                 std::span<const std::uint64_t> hashes,
+                                                                 std::chrono::milliseconds patience) const {
+  const std::unique_lock lock = lock_within(mutex_, patience);
+  return lock.owns_lock() ? std::optional(service_.peek(id, hashes)) : std::nullopt;
+}
+
 ReplicationStatus ReplicatedService::status() const {
   ReplicationStatus status{.position = log_.position(), .held = log_.held()};
   for (const auto& [id, stream] : log_.streams()) {

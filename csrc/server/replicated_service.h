@@ -141,6 +141,8 @@ class ReplicatedService {
   std::optional<std::vector<Service::TableLoad>> table_loads(std::chrono::milliseconds patience) const;
   std::optional<std::pair<std::vector<HotKey>, std::uint64_t>> hot_keys(
       std::size_t most, std::chrono::milliseconds patience) const;
+  std::optional<std::vector<std::int64_t>> peek(std::uint32_t id, std::span<const std::uint64_t> hashes,
+                                                std::chrono::milliseconds patience) const;
   std::size_t slots() const noexcept { return service_.slots(); }
 
   // Called, with the mutex held, when a control call has queued replies or messages, or has changed the targets; must not wait or call

@@ -269,6 +269,9 @@ class Service {
   std::vector<TableLoad> table_loads() const;
   // The keys that pulls and pushes have named most often, and the number of samples.
   std::pair<std::vector<HotKey>, std::uint64_t> hot_keys(std::size_t most) const;
+  // Rows of a table of integers as they are now, for displays: no clock is awaited, and nothing is counted as a pull. A key without a
+  // row reads 0. Empty if some of the slots are not served here, or there is no such table.
+  std::vector<std::int64_t> peek(std::uint32_t id, std::span<const std::uint64_t> hashes) const;
   ServiceMetrics metrics() const;
   std::size_t slots() const noexcept { return slots_.count(); }
 

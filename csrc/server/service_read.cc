@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/int64_pairs.h"
 #include "server/service.h"
 #include "server/service_table.h"
 
@@ -221,6 +222,25 @@ void Service::answer_contains(const Call& call) {
     shard.contains(part, there.as<std::uint8_t>().subspan(begin, part.hashes.size()));
   });
   send(call, {.dtype = wire::Dtype::kUint8, .count = count_of(call.hashes.size())}, 1, std::move(there));
+}
+
+std::vector<std::int64_t> Service::peek(std::uint32_t id, std::span<const std::uint64_t> hashes) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::int64_t> numbers;
+  std::vector<float> row;
+  for (const std::uint64_t hash : hashes) {
+    const std::size_t slot = index_of(slots_.of(hash));
+    const Arc::Table* const table = serves(slot) ? arc_of(slot)->find(id) : nullptr;
+    if (table == nullptr || table->shard->spec().optimizer.elements() != Elements::kInt64Pairs) {
+      return {};
+    }
+    row.resize(table->shard->rows().dim());
+    table->shard->state(arc_of(slot)->cut({&hash, 1}), 0, row);
+    for (std::size_t e = 0; e < row.size(); e += kInt64Floats) {
+      numbers.push_back(static_cast<std::int64_t>(load_int64(&row[e])));
+    }
+  }
+  return numbers;
 }
 
 void Service::answer_prefetch(const Call& call) {

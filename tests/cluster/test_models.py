@@ -18,8 +18,7 @@ import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from shoal import _core, cli
-from shoal.cluster.protocol.messages import MAX_WORKERS
-from shoal.models import BIAS_KEY, EarlyStopping, pass_coordinator
+from shoal.models import BIAS_KEY, EarlyStopping
 from shoal.tools.planted import PlantedModel, write_log
 from stores import one_by_one, together
 
@@ -110,23 +109,6 @@ def test_several_workers_learn_what_one_process_merges_in_rank_order(kind, worke
         found = together(made.address, workers, learn)
     assert all(one == found[0] for one in found)
     assert found[0][0] == merged_in_rank_order(kind, shares, 2)
-
-
-@pytest.mark.parametrize("workers", [1, 3, MAX_WORKERS])
-@pytest.mark.parametrize("clock", [0, 1023, 1024, (1 << 24) + 1, (1 << 33) + 3 * 1024 + 7])
-def test_a_clock_of_any_length_is_told_to_the_other_workers_exactly(clock, workers):
-    """Rows are floats: the clocks of two passes' ends, assigned, or pushed for a mean over the workers."""
-    key, table_of = np.array([7], np.uint64), pass_coordinator._row
-    with shoal.local() as store:
-        table = store.table("t", dim=4, optimizer=shoal.SGD(lr=1.0))
-        table.assign(key, table_of(1, clock))
-        later = clock + (1 << 22) + 1001
-        change = table_of(1, clock) - table_of(2, later)
-        summed = change * np.float32(workers)
-        assert (summed.astype(np.int64) == change.astype(np.int64) * workers).all()
-        table.push(key, summed / np.float32(workers))
-        assert table.pull(key)[0, 0] == 2
-        assert pass_coordinator._latest_clock(table.pull(key)) == later
 
 
 @pytest.mark.parametrize("consistency", [shoal.SSP(2), shoal.ASP(), shoal.BSP(reduce="mean")], ids=str)
@@ -310,14 +292,14 @@ def test_after_different_settings_a_fit_with_the_same_ones_begins(batches):
 def test_workers_wait_for_one_that_measures_for_longer_than_a_call_may_take(batches):
     def learn(store):
         impatient = iter([True, False, True, True, False] if store.rank else [])
-        meet = store.barrier
+        meet = store.meet
 
-        def barrier(timeout=None):
+        def meet_in_time(name, timeout=None):
             if next(impatient, False):
                 raise shoal.DeadlineExceededError("not all of them were there")
-            meet(timeout)
+            return meet(name, timeout)
 
-        store.barrier = barrier
+        store.meet = meet_in_time
         with shoal.LogisticRegression(store=store) as model:
             if store.rank == 1:
                 with pytest.raises(shoal.DeadlineExceededError):  # at the begin there is nothing to wait for
@@ -350,7 +332,8 @@ def test_nobody_waits_for_a_worker_that_has_stopped(batches):
 
     with cluster(1, 1) as made:
         found = one_by_one(made.address, 3, learn)
-    assert found == [4 * sum(map(len, batches)), len(batches[1]), 4 * sum(map(len, batches))]
+    everything = 4 * sum(map(len, batches)) + len(batches[1])
+    assert found == [everything, len(batches[1]), everything]
 
 
 def test_nobody_waits_for_a_worker_that_was_lost(batches):

@@ -339,7 +339,7 @@ def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead
 ) -> None:
     _, may = held
     with two_workers(held, tmp_path / "one") as (two, handle):
-        two.member.gone.add((two.member.job, 0))  # as it hears before the servers do
+        two.member.gone[two.member.job, 0] = None  # as it hears before the servers do
         monkeypatch.setattr(type(two.channel.client), "timeout", 0.3)
         with pytest.raises(shoal.errors.SaveConflictError, match="worker 0 is saving these tables"):
             two.save(tmp_path / "two")  # they never hear

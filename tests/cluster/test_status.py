@@ -16,12 +16,15 @@ import pytest
 
 import shoal
 from cluster_fakes import TIMEOUT, FakeServer, HeldPort, scheduler
+from fit_by_hand import sums_row, write_fit
 from membership_world import together
 from processes import server_processes
 from replicas_world import command, declare_dead, started
+from shoal.base.fit_rows import Header
 from shoal.cli import cluster_status, main
 from shoal.cluster.protocol.messages import (
     Drain,
+    Figures,
     Heartbeat,
     JobConsistency,
     Join,
@@ -31,8 +34,9 @@ from shoal.cluster.protocol.messages import (
     encode,
 )
 from shoal.cluster.protocol.scheduler_client import SchedulerClient
-from shoal.cluster.protocol.status import GetStatus, StatusReply, WorkerStatus, as_dict
+from shoal.cluster.protocol.status import FitModelStatus, FitStatus, GetStatus, StatusReply, WorkerStatus, as_dict
 from shoal.consistency import ASP
+from shoal.metrics import Accumulator
 
 
 def until(what):
@@ -152,6 +156,45 @@ def test_the_status_has_copies_moves_and_failovers():
     assert "server 2 is drained" in cluster_status._text("tcp://h:1", status())
 
 
+def test_the_status_has_the_fits_of_the_server_that_serves_their_rows():
+    world, _ = together(servers=2)
+    job = world.membership.state.jobs[""].job.number
+
+    def report(rank, *fits):
+        (server,) = (one for one in world.membership._peers.servers.values() if one.rank == rank)
+        beat = Heartbeat(server.sender, 0, figures=Figures(fits=fits))
+        world.membership.handle(server.link.route, "h", beat, world.now)
+
+    def fit(examples, job=job, name="ads", state="running", models=1):
+        seen = FitModelStatus(examples, examples // 8, 0.5, 0.75, None)
+        return FitStatus(name, job, 1, state, 2, 5, 1000, models, (seen,) * models)
+
+    def status():
+        ((_, reply),) = world.membership.handle(b"r", "h", Request(b"r", 1, GetStatus()), world.now)
+        return decode(encode(reply)).body
+
+    report(0, fit(4))
+    report(1, fit(9, name="done", state="over"), fit(2), fit(1, job=job + 1, name="gone", models=2))
+    found = status()
+    assert [(one.name, one.state, one.models[0].examples) for one in found.fits] == [
+        ("ads", "running", 4),  # of the server with the first slot
+        ("done", "over", 9),
+        ("gone", "stopped", 1),
+    ]
+    text = cluster_status._text("tcp://h:1", found)
+    assert "\nfit of ads: pass 2 of 5, 4 examples, loss 0.5000, AUC 0.7500\n" in text
+    assert "\nfit of done is over: pass 2 of 5, 9 examples (1 of them twice), loss 0.5000, AUC 0.7500\n" in text
+    assert "\nfit of gone has stopped: pass 2 of 5, 2 models\n  model 0: 1 examples, loss" in text
+    values = world.membership.metrics()
+    assert values["fit_pass"] == {"ads": 2, "done": 2, "gone": 2}
+    assert values["fit_examples"] == {"ads": 4, "done": 9, "gone/0": 1, "gone/1": 1}
+    assert values["fit_auc"] == dict.fromkeys(values["fit_examples"], 0.75)
+    assert "fit_accuracy" not in values
+    report(0, *(fit(1, name=f"f{k:02}", state="over" if k < 60 else "running") for k in range(64)))
+    assert [one.name for one in status().fits[:5]] == ["ads", "f60", "f61", "f62", "f63"]
+    assert len(status().fits) == 64
+
+
 def test_the_command_names_what_drain_takes(capsys):
     assert main(["cluster", "tcp://127.0.0.1:1", "drain"]) == 2
     assert "drain takes the rank of a server" in capsys.readouterr().err
@@ -269,3 +312,31 @@ def test_the_command_and_the_store_report_members_slots_and_clocks(capsys):
         assert "BSP(reduce='sum'), 1 of 1 workers" in text
         assert f"{status['servers'][1]['endpoints'][0]['address']} slots 512-1023" in text
         assert "tables: user" in text
+
+
+@pytest.mark.slow
+def test_who_watches_sees_the_rows_of_a_fit(capsys):
+    with (
+        server_processes(2, heartbeat=1.0) as cluster,
+        shoal.connect(cluster.address, consistency=shoal.ASP(), timeout=TIMEOUT) as store,
+    ):
+        header = Header(job=store.cluster()["job"]["number"], fit=1, epoch=1, epochs=3, models=1, known=600)
+        workers = [Accumulator(), Accumulator()]
+        for k, one in enumerate(workers):
+            one.update([0, 1, 1], [0.5, 0.25, k])
+        write_fit(store, "m", header, sums_row(*workers, repeated=2))
+        before = store.tables["m-progress"].stats().pulls
+        (fit,) = until(lambda: store.cluster()["fits"])
+        assert store.tables["m-progress"].stats().pulls == before
+        (model,) = fit.pop("models")
+        assert fit == {
+            "name": "m", "job": header.job, "fit": 1, "state": "running", "pass_number": 2, "passes": 3, "known": 600,
+            "num_models": 1,
+        }  # fmt: skip
+        assert (model["examples"], model["repeated"], model["accuracy"]) == (6, 2, None)
+        assert model["auc"] == pytest.approx(0.25)
+        assert main(["cluster", cluster.address, "status", "--timeout", str(TIMEOUT)]) == 0
+        assert "fit of m: pass 2 of 3, 6 examples (2 of them twice), loss 0." in capsys.readouterr().out
+        header.is_over = 1
+        write_fit(store, "m", header)
+        until(lambda: [one for one in store.cluster()["fits"] if one["state"] == "over"])

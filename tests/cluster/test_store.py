@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import shoal
+from channel_peer import eventually
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from forks import in_child
@@ -246,6 +247,39 @@ def test_a_push_pull_through_a_filter_is_done_without_a_wait(made):
         assert future.result(0.0).ravel().tolist() == [-1] * 5
 
 
+def test_workers_meet_by_name_and_know_who_takes_no_part(made):
+    with joined(made.address, 3, consistency=shoal.ASP()) as stores:
+        one, two, three = stores
+        assert everywhere(stores, lambda store: store.meet("a")) == [frozenset()] * 3
+        with pytest.raises(shoal.DeadlineExceededError, match="all workers at the b was not done"):
+            one.meet("b", timeout=0.05)
+        with pytest.raises(KeyboardInterrupt), three:
+            raise KeyboardInterrupt
+        two.close()
+        assert one.meet("b") == {1, 2}
+        eventually(lambda: one.member.lost_workers == {2})
+        one.member.past_barriers = {"c": 1}
+        assert [one.meet("c"), one.meet("c")] == [frozenset(), {1, 2}]
+        assert one.member.barriers == {"a": 1, "b": 1, "c": 2}
+
+
+def test_a_clock_counts_under_ssp_when_all_servers_have_confirmed_it(made):
+    with joined(made.address, 1, consistency=shoal.SSP(staleness=3)) as (store,):
+        table = store.table("t", **SGD)
+        table.push(KEYS, ONES)
+        store.tick()
+        store.flush()
+        assert store.counted_clock == store.clock == 1
+        made.servers[1]._loops[0].stop()
+        store.tick()
+        store.tick()
+        assert (store.counted_clock, store.clock) == (1, 3)
+        store.channel.lose(1, "told so")
+        with pytest.raises(shoal.ServerLostError, match="told so"):
+            store.flush()
+        assert (store.counted_clock, store.clock) == (1, 3)
+
+
 def test_a_barrier_counts_the_time_of_its_flush(made, monkeypatch):
     waited = []
 
@@ -444,7 +478,7 @@ def test_a_worker_that_died_holds_nobody_back_and_another_takes_its_place(team):
     die()
     assert np.all(waiting.result() == -7)  # what it had not ended is dropped
     new = connect(1)
-    assert (new.rank, new.clock) == (1, 4)
+    assert (new.rank, new.clock, new.counted_clock) == (1, 4, 4)
     table = new.table("t", **SGD)
     assert np.all(table.pull(KEYS) == -7)
     for store, each in ((one, tables[0]), (new, table)):

@@ -225,6 +225,7 @@ TEST(who_asks_for_figures_does_not_wait_for_a_long_request) {
   CHECK(service.arc_loads(1ms).has_value());
   CHECK(service.metrics(1ms).has_value());
   CHECK(service.replication(1ms).has_value());
+  CHECK(service.peek(kTable, {}, 1ms).has_value());
   bool busy = false;
   service.set_waker([&] {  // is called while the service carries out an assignment
     std::thread([&] {
@@ -232,6 +233,7 @@ TEST(who_asks_for_figures_does_not_wait_for_a_long_request) {
       CHECK(!service.arc_loads(1ms).has_value());
       CHECK(!service.metrics(1ms).has_value());
       CHECK(!service.replication(1ms).has_value());
+      CHECK(!service.peek(kTable, {}, 1ms).has_value());
     }).join();
   });
   service.assign({.epoch = 1, .primary = kArcs});

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "arcs.h"
+#include "base/int64_pairs.h"
 #include "base/threads.h"
 #include "check.h"
 
@@ -982,6 +983,48 @@ TEST(jobs_have_clocks_of_their_own_and_share_rows) {
 }
 
 // What a job does on tables of its own has the same bits as without the other one, whatever their order.
+TEST(a_peek_sees_integers_of_served_slots_after_their_clock_and_counts_nothing) {
+  Service service(Slots(4), {{0, 2}, {2, 4}});
+  service.add_table(0, {.dim = 2 * kInt64Floats,
+                        .dtype = Dtype::kFloat32,
+                        .optimizer = Optimizer("Add", {}),
+                        .init = Init("Zeros", 0, 0),
+                        .seed = 0});
+  service.add_table(1, sgd(4));
+  service.start_job(kJob, Mode::kBsp, 0, false);
+  service.admit(0, 1, 0);
+  Peer1 peer{.service = service};
+  const std::vector<std::uint64_t> there{7, std::uint64_t{3} << 62U};
+  std::vector<float> rows(there.size() * 2 * kInt64Floats);
+  for (std::size_t e = 0; e < 2 * there.size(); ++e) {
+    store_int64((std::uint64_t{1} << 60U) * (e + 1) - e, &rows[e * kInt64Floats]);
+  }
+  peer.write(Op::kPush, 1, there, rows);
+  const auto pulled = [&] {
+    std::uint64_t all = 0;
+    for (const Service::TableLoad& load : service.table_loads()) {
+      all += load.stats.pulls + load.stats.rows_pulled;
+    }
+    return all;
+  };
+  const std::uint64_t sampled = service.hot_keys(9).second;
+  const std::vector<std::uint64_t> asked{there[1], 9, there[0]};
+  CHECK(service.peek(0, asked) == std::vector<std::int64_t>(6));
+  peer.tick(0, {1});
+  const std::int64_t unit = std::int64_t{1} << 60U;
+  CHECK(service.peek(0, asked) ==
+        (std::vector<std::int64_t>{3 * unit - 2, 4 * unit - 3, 0, 0, unit, 2 * unit - 1}));
+  CHECK_EQ(pulled(), 0);
+  CHECK(service.metrics().requests[std::size_t(Op::kPull)] == 0);
+  CHECK_EQ(service.hot_keys(9).second, sampled);
+  CHECK(service.peek(1, asked).empty());
+  CHECK(service.peek(2, asked).empty());
+  CHECK(service.peek(0, {}).empty());
+  service.set_map(2, {{2, 4}});
+  CHECK(service.peek(0, asked).empty());
+  CHECK_EQ(service.peek(0, std::vector{there[1]}).size(), 2);
+}
+
 TEST(an_endpoint_without_slots_refuses_whatever_an_older_map_sends_it) {
   Service service(Slots(4), {});
   service.add_table(0, sgd(1));

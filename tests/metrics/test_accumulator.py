@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from oracle import metrics as slow
 from shoal import _core
+from shoal.base.exact_sum import ExactSum
 from shoal.metrics import Accumulator, auc, curves, measure, probabilities
-from shoal.metrics.exact_sum import ExactSum
 
 
 def draw(n, seed=0):
@@ -280,6 +280,7 @@ def test_the_description_of_an_accumulator_stays_readable():
         "version": 1,
         "bits": 1,
         "examples": 2,
+        "unplaced": 0,
         "weighted": False,
         "sums": {
             "weight": ExactSum(2.0).to_text(),
@@ -306,6 +307,8 @@ def test_the_description_of_an_accumulator_stays_readable():
         ({"bits": 40}, "bits is 40"),
         ({"bits": "4"}, "bits is '4'"),
         ({"examples": -1}, "examples is -1"),
+        ({"unplaced": 1}, "examples is 2, but 2 are counted"),
+        ({"unplaced": -1}, "unplaced is -1"),
         ({"sums": {}}, "lacks something"),
         ({"sums": {"weight": "0x1", "positive_weight": "0", "loss": "0", "probability": "0"}}, "not an exact sum"),
         ({"sums": {"weight": 1.0, "positive_weight": "0", "loss": "0", "probability": "0"}}, "not an exact sum"),

@@ -1,6 +1,7 @@
 """Fits that go on, or end with an error, where a worker has left the job before they began."""
 
 import contextlib
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -49,16 +50,80 @@ def test_a_second_fit_does_not_wait_for_a_worker_that_left_after_the_first_one(c
         assert one_by_one(made.address, 2, work, consistency=consistency) == [(56, 24), 56]
 
 
-def test_a_fit_that_needs_all_workers_names_the_one_that_left_before(tmp_path):
+def split(store, path):
+    return shoal.read_libsvm(path, batch_size=8).split(store.rank, store.num_workers)
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.libsvm"
+    path.write_text("".join(f"{number % 2} {number}:1\n" for number in range(200)))
+    return path
+
+
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.SSP(2), shoal.ASP()], ids=str)
+def test_the_others_learn_from_the_split_of_a_worker_that_left_before(consistency, every, log, tmp_path):
     def work(store):
         if store.rank == 1:
             return None
-        with pytest.raises(WorkerLostError, match=r"worker 1 left before this fit began.*resume"):
-            fitted(store, checkpoint=Checkpointing(tmp_path / "model", every=2))
-        return True
+        model = shoal.LogisticRegression(optimizer=shoal.FTRL(), store=store)
+        how = {} if every is None else {"checkpoint": Checkpointing(tmp_path / "model", every=every)}
+        model.fit(split(store, log), epochs=2, progress=False, **how)
+        store.barrier()
+        rows = model.table.pull(np.arange(200, dtype=np.uint64))
+        return model.examples, [done.metrics.examples for done in model.history.passes], np.count_nonzero(rows)
 
     with cluster(slots=16) as made:
-        assert one_by_one(made.address, 2, work) == [True, None]
+        found = one_by_one(made.address, 3, work, consistency=consistency)
+    assert found == [(400, [200, 200], 200), None, (400, [200, 200], 200)]
+
+
+def die_after(made, calls, program):
+    """Run a program as worker 1 of 2, up to a call."""
+    store = shoal.connect(made.address, workers=2, rank=1, threads=1, timeout=TIMEOUT)
+    Calls(store, calls)
+    with contextlib.suppress(KilledError), store:
+        pytest.fail(f"it was to die, and returned {program(store)}")
+    store._scheduler.close()
+    declare_dead(made.scheduler, "worker", 1)
+
+
+def survive(made, calls, program):
+    """Run a program as worker 0 of 2, whose other one dies before a call; return its result."""
+
+    def stay():
+        with shoal.connect(made.address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
+            return program(store)
+
+    with ThreadPoolExecutor(2) as pool:
+        dead, living = pool.submit(die_after, made, calls, program), pool.submit(stay)
+        dead.result(TIMEOUT)
+        return living.result(TIMEOUT)
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["died in the fit", "left before"])
+def test_files_that_only_a_gone_worker_had_are_not_looked_for_in_those_of_others(begun, tmp_path):
+    """Each has a file of its own, which is no split of one."""
+
+    def program(store):
+        path = tmp_path / f"{store.rank}.libsvm"
+        path.write_text("".join(f"1 {1000 * store.rank + number}:1\n" for number in range(120)))
+        with shoal.LogisticRegression(shoal.FTRL(), store=store, warm_up=False) as model:
+            model.fit(shoal.read_libsvm(path, batch_size=8), progress=False)
+            return model.examples, model.history.passes[0].repeated
+
+    with cluster(slots=16) as made:
+        examples, repeated = survive(made, 60 if begun else 1, program)
+    assert 120 < examples < 240 if begun else examples == 120
+    assert repeated == 0
+
+
+def test_batches_that_only_a_dead_worker_had_are_missed_and_said_so(caplog):
+    with cluster(slots=16) as made:
+        examples = survive(made, 30, fitted)
+    assert 24 <= examples < 56
+    assert "1 worker ended within pass 1: what was left of their batches" in caplog.text
 
 
 SOLVER = shoal.models.DBPG(l1=0.5, blocks=4, tolerance=0, passes=30)
@@ -73,24 +138,13 @@ def solved(store):
 def test_a_solver_does_not_find_the_optimum_of_fewer_workers():
     """A worker dies in the second pass: without its gradients the others would fit their own examples alone."""
 
-    def die(made):
-        store = shoal.connect(made.address, workers=2, rank=1, threads=1, timeout=TIMEOUT)
-        Calls(store, 60)
-        with contextlib.suppress(KilledError), store:
-            pytest.fail(f"it was to die, and made {solved(store)} passes")
-        store._scheduler.close()
-        declare_dead(made.scheduler, "worker", 1)
+    def program(store):
+        with pytest.raises(WorkerLostError, match=r"worker 1 was lost.*start the fit again"):
+            solved(store)
+        return store.clock
 
-    def stay(made):
-        with shoal.connect(made.address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
-            with pytest.raises(WorkerLostError, match=r"worker 1 was lost.*start the fit again"):
-                solved(store)
-            return store.clock
-
-    with cluster(slots=16) as made, ThreadPoolExecutor(2) as pool:
-        dead, living = pool.submit(die, made), pool.submit(stay, made)
-        dead.result(TIMEOUT)
-        assert living.result(TIMEOUT) < 30 * SOLVER.blocks
+    with cluster(slots=16) as made:
+        assert survive(made, 60, program) < 30 * SOLVER.blocks
 
 
 def test_workers_that_leave_at_once_after_a_solver_has_ended_disturb_nobody():
@@ -98,17 +152,24 @@ def test_workers_that_leave_at_once_after_a_solver_has_ended_disturb_nobody():
         assert one_by_one(made.address, 3, solved) == [30, 30, 30]
 
 
-def test_a_worker_that_replaces_one_of_a_solver_says_what_to_do():
-    def program(store):
-        if store.member.is_replacement:
-            with pytest.raises(
-                shoal.ShoalError, match=r"worker 1 has replaced.*end all workers, and start the fit again"
-            ):
-                solved(store)
-            return "refused"
-        with pytest.raises(WorkerLostError, match=r"worker 1 .* start the fit again"):
-            solved(store)
-        return "ended"
+def optimum(store, delay):
+    solver = shoal.models.DBPG(l1=1.0, blocks=4, tolerance=1e-5, passes=300, delay=delay)
+    with shoal.LogisticRegression(store=store, solver=solver) as model:
+        model.fit(batches(store.rank), progress=False)
+        store.barrier()
+        keys = np.arange(50, dtype=np.uint64)
+        return model.solved.converged, model.table.pull(keys)[:, 0].tolist()
 
-    found = run(2, {1: 60}, program)
-    assert [one for one, _ in found] == ["ended", "refused"]
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("part", [0.1, 1.0], ids=["in the first passes", "in any pass"])
+def test_a_replaced_worker_of_a_solver_finds_the_optimum(part, delay):
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    whole = run(2, {}, lambda store: optimum(store, delay))
+    deaths = {rank: draw.randrange(1, int(whole[rank][1] * part)) for rank in draw.choice([[0], [1], [0, 1]])}
+    for (converged, weights), _ in run(2, deaths, lambda store: optimum(store, delay)):
+        assert converged, deaths
+        np.testing.assert_allclose(weights, whole[0][0][1], atol=1e-3, err_msg=str(deaths))

@@ -1,4 +1,4 @@
-"""A worker dies in a fit whose number of workers may change: the others continue what it had left of the pass."""
+"""A worker of a fit dies, and the others continue what it had left of the pass, of any number or a fixed one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ from click_config import click_config
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
 from killed_workers import SERVERS, Boundaries, Calls, KilledError, workers_of
+from shoal.base.fit_rows import HEADER
 from shoal.base.interrupts import Terminated
 from shoal.cluster.worker.cluster_store import ClusterStore
-from shoal.models import Checkpointing, EarlyStopping, takeover, training
-from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models import Checkpointing, EarlyStopping, fitting
+from shoal.models.progress import Progress
+from shoal.models.progress_rows import ProgressRows, key
+from shoal.models.team import Team
 from tiers import long_but
 
 EXAMPLES, BATCH, EPOCHS = 240, 8, 2
@@ -81,11 +84,10 @@ def learn(store: shoal.Store, log: Path, sizes: list[int], **how: Any) -> Found:
 
 
 Program = Callable[[shoal.Store, list[int]], Any]
+Span = int | tuple[int, int]  # of the number of workers
 
 
-def work(
-    made: Cluster, last: int | None, program: Program, mode: Any, span: tuple[int, int], returns: bool
-) -> tuple[Any, int]:
+def work(made: Cluster, last: int | None, program: Program, mode: Any, span: Span, returns: bool) -> tuple[Any, int]:
     """Run a program as a worker, again whenever the number of workers has changed; it dies before a call of its first.
 
     Returns
@@ -115,7 +117,7 @@ def work(
 
 
 def run(
-    workers: int, deaths: dict[int, int], program: Program, mode: Any, span: tuple[int, int], *, returns: bool = False
+    workers: int, deaths: dict[int, int], program: Program, mode: Any, span: Span, *, returns: bool = False
 ) -> list[tuple[Any, int]]:
     with cluster(SERVERS, 1) as made, ThreadPoolExecutor(workers) as pool:
         ends = [pool.submit(work, made, deaths.get(one), program, mode, span, returns) for one in range(workers)]
@@ -153,12 +155,9 @@ def drawn() -> random.Random:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", long_but(["batches", "shuffled"], PLANS.keys()))
 @pytest.mark.parametrize("dying", [1, 2])
-def test_under_bsp_each_example_of_a_pass_counts_once(
-    name: str, dying: int, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_bsp_each_example_of_a_pass_counts_once(name: str, dying: int, log: Path, tmp_path: Path) -> None:
     """Whichever call of whichever worker is its last, in a batch, between passes, or while the fit begins."""
     draw = drawn()
-    monkeypatch.setattr(takeover, "_SECONDS", draw.choice([0.0, 5.0]))
     whole = run(4, {}, programs(name, log, tmp_path / "whole"), shoal.BSP(), (2, 4))
     deaths = {rank: draw.randrange(1, whole[rank][1]) for rank in draw.sample(range(4), dying)}
     killed = run(4, deaths, programs(name, log, tmp_path / "killed"), shoal.BSP(), (2, 4))
@@ -171,8 +170,7 @@ def check(killed: list[Found | None], whole: Found, alive: int, deaths: dict[int
     for one in found:
         assert one.counts == whole.counts, deaths
         assert one.examples == whole.examples, deaths
-        measured = [seen + other for seen, other in zip(one.measured, one.unmeasured, strict=True)]
-        assert measured == whole.measured, deaths
+        assert one.measured == whole.measured, deaths
         assert not any(one.repeated), deaths
         assert one.valid == whole.valid, deaths
 
@@ -186,32 +184,32 @@ def test_the_others_wait_for_a_dead_worker_without_which_there_are_too_few(log: 
     check([found for found, _ in killed], whole[0][0], 2, deaths)
 
 
-@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("number", range(1, 10))
 def test_a_worker_that_is_told_to_leave_while_it_waits_for_a_dead_one_does_not_return(
     number: int, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before and between passes: the last of three workers completes the fit, and waits for neither of the others."""
     leaving = threading.local()
     waits: Counter[shoal.Store] = Counter()
-    wait = PassCoordinator.wait_for_all
+    meet = Team.meet
     returned: list[bool] = []
     hand_over = ClusterStore.hand_over
 
-    def waiting(self: PassCoordinator) -> None:
-        waits[self._store] += 1
-        if waits[self._store] == number and self._store.num_workers == 3 and self.rank == 1:
-            Calls(self._store, last=0)  # the next call and all others are not made
-        if waits[self._store] == number and self._store.num_workers == 3 and self.rank == 0:
+    def meeting(self: Team, **how: Any) -> None:
+        waits[self.store] += 1
+        if waits[self.store] == number and self.store.num_workers == 3 and self.store.rank == 1:
+            Calls(self.store, last=0)  # the next call and all others are not made
+        if waits[self.store] == number and self.store.num_workers == 3 and self.store.rank == 0:
             leaving.interrupt = Terminated()
-        wait(self)
+        meet(self, **how)
 
     def handing_over(self: ClusterStore, *, returns: bool, begun: bool = True) -> None:
         if self.num_workers == 3:
             returned.append(returns)
         hand_over(self, returns=returns, begun=begun)
 
-    monkeypatch.setattr(training, "at_boundaries", lambda: Boundaries(leaving))
-    monkeypatch.setattr(PassCoordinator, "wait_for_all", waiting)
+    monkeypatch.setattr(fitting, "at_boundaries", lambda: Boundaries(leaving))
+    monkeypatch.setattr(Team, "meet", meeting)
     monkeypatch.setattr(ClusterStore, "hand_over", handing_over)
     found = run(3, {}, programs("batches", log, tmp_path / "model"), shoal.BSP(), (1, 3))
     assert sorted(returned) == [False, True]
@@ -222,19 +220,77 @@ def test_a_worker_that_is_told_to_leave_while_it_waits_for_a_dead_one_does_not_r
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dying", [1, 2])
+@pytest.mark.parametrize("name", long_but(["batches", "early stopping"], PLANS.keys()))
+def test_a_fixed_number_of_workers_learns_from_what_dead_ones_had_left(
+    name: str, dying: int, log: Path, tmp_path: Path
+) -> None:
+    """Of their validation data, of which the others have none, nothing is measured."""
+    draw = drawn()
+    whole = run(3, {}, programs(name, log, tmp_path / "whole"), shoal.BSP(), 3)
+    deaths = {rank: draw.randrange(1, min(calls for _, calls in whole)) for rank in draw.sample(range(3), dying)}
+    killed = run(3, deaths, programs(name, log, tmp_path / "killed"), shoal.BSP(), 3)
+    check([found and found._replace(valid=whole[0][0].valid) for found, _ in killed], whole[0][0], 3 - dying, deaths)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [shoal.ASP(), shoal.SSP(2)], ids=str)
+@pytest.mark.parametrize("span", [(2, 4), 3], ids=["any number", "a fixed number"])
 def test_without_bsp_examples_that_count_twice_are_bounded_by_what_is_reported(
-    mode: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    span: Span, mode: Any, log: Path, tmp_path: Path
 ) -> None:
     draw = drawn()
-    monkeypatch.setattr(takeover, "_SECONDS", draw.choice([0.0, 5.0]))
-    whole = run(3, {}, programs("batches", log, tmp_path / "whole"), mode, (2, 4))
-    deaths = {draw.randrange(3): draw.randrange(1, min(calls for _, calls in whole))}
-    found = [one for one, _ in run(3, deaths, programs("batches", log, tmp_path / "killed"), mode, (2, 4)) if one]
+    whole = run(3, {}, programs("batches", log, tmp_path / "whole"), mode, span)
+    deaths = {one: draw.randrange(1, min(calls for _, calls in whole)) for one in draw.sample(range(3), 1)}
+    found = [one for one, _ in run(3, deaths, programs("batches", log, tmp_path / "killed"), mode, span) if one]
     assert len(found) >= 2
     for one in found:
+        assert one.examples == EPOCHS * EXAMPLES, deaths
         assert min(one.counts) >= EPOCHS, deaths
         assert sum(one.counts) - EPOCHS * EXAMPLES <= sum(one.repeated), deaths
+
+
+def test_workers_that_read_late_what_the_leader_has_written_meet_as_often(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a fit follows that of its last pass at once: they may find both in the rows."""
+    pull = Progress._pull_header
+
+    def late(self: Progress) -> Any:
+        if not self._team.leads:
+            time.sleep(0.05)
+        return pull(self)
+
+    monkeypatch.setattr(Progress, "_pull_header", late)
+    for found, _ in run(3, {}, programs("batches", log, tmp_path / "model"), shoal.BSP(), 3):
+        assert found.examples == EPOCHS * EXAMPLES
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["before its header", "after its header"])
+def test_a_leader_that_dies_in_a_second_fit_leaves_it_to_the_next(
+    written: bool, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it has written the first division or not: the header of the first fit is not that of the second."""
+    assign = ProgressRows.assign
+
+    def dying(self: ProgressRows, keys: Any, rows: Any) -> None:
+        is_last = self._store.rank == 0 and list(keys) == [key(HEADER)] and rows[0].tolist()[1:3] == [2, 0]
+        if is_last and not written:
+            raise KilledError
+        assign(self, keys, rows)
+        if is_last:
+            raise KilledError
+
+    def program(store: shoal.Store, _: list[int]) -> tuple[int, int]:
+        part = shoal.read_libsvm(log, batch_size=BATCH).split(store.rank, store.num_workers)
+        with shoal.LogisticRegression(shoal.SGD(lr=1.0), store=store, warm_up=False) as model:
+            model.fit(part, progress=False)
+            model.fit(part, progress=False)
+            return model.examples, len(model.history.passes)
+
+    monkeypatch.setattr(ProgressRows, "assign", dying)
+    found = [one for one, _ in run(3, {}, program, shoal.BSP(), 3)]
+    assert sorted(found, key=str) == [(2 * EXAMPLES, 2), (2 * EXAMPLES, 2), None]
 
 
 @pytest.mark.slow

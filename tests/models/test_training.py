@@ -5,6 +5,7 @@ import math
 import signal
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import Batch, LogisticRegression
-from shoal.metrics import measure
+from shoal.metrics import Accumulator, measure
 from shoal.models import EarlyStopping, LogisticRegressionGrid, preprocessing
+from shoal.models.history import Record, Standing, Windows
 from textbook import PressesCtrlC, Textbook, cut, make_batch
 
 
@@ -204,8 +206,8 @@ def test_metrics_of_sampled_data_are_those_of_all_of_it(rng):
 def test_other_negatives_are_left_out_in_each_pass_and_for_each_seed(rng):
     plan = shoal.models.Plan(negative_rate=0.3, seed=1)
     batches = cut(make_batch(rng, 200), 50)
-    first, again, second = ([parts(b) for b in plan.batches(batches, e, 0)] for e in (0, 0, 1))
-    other = [parts(b) for b in shoal.models.Plan(negative_rate=0.3, seed=2).batches(batches, 0, 0)]
+    first, again, second = ([parts(b) for b, _ in plan.batches(batches, e, 0)] for e in (0, 0, 1))
+    other = [parts(b) for b, _ in shoal.models.Plan(negative_rate=0.3, seed=2).batches(batches, 0, 0)]
     assert first == again
     assert first != second
     assert first != other
@@ -224,12 +226,13 @@ def test_a_shuffle_gives_each_example_once_within_its_buffer(sizes, buffer, seed
         labels = (np.arange(size) % 2).astype(np.float32)
         weights = np.full(size, 2, np.float32) if size % 2 else None
         batches.append(Batch(labels, np.arange(0, 2 * size + 1, 2), keys, values, weights))
-    got = list(preprocessing.shuffled(batches, buffer, seed, 0))
+    plan = shoal.models.Plan(shuffle=buffer, seed=seed, warm_up=False)
+    got = [batch for batch, _ in plan.batches(batches, 0, 0)]
     assert [len(b) for b in got] == sizes
     for i in range(0, len(sizes), buffer):
         there, here = batches[i : i + buffer], got[i : i + buffer]
         assert sorted(p for b in there for p in parts(b)) == sorted(p for b in here for p in parts(b))
-    again = [parts(b) for b in preprocessing.shuffled(batches, buffer, seed, 0)]
+    again = [parts(b) for b, _ in plan.batches(batches, 0, 0)]
     assert again == [parts(b) for b in got]
 
 
@@ -283,7 +286,7 @@ def test_a_warm_up_leaves_a_model_that_knows_much_alone_and_helps_one_that_knows
 def test_each_pass_has_another_order_and_the_same_seed_the_same_bits(rng):
     batches = cut(make_batch(rng, 600), 50)
     plan = shoal.models.Plan(epochs=2, shuffle=4, seed=9)
-    orders = [[parts(b) for b in plan.batches(batches, epoch, 0)] for epoch in (0, 1)]
+    orders = [[parts(b) for b, _ in plan.batches(batches, epoch, 0)] for epoch in (0, 1)]
     assert orders[0] != orders[1]
     assert [parts(b) for b in batches] not in orders
     results = []
@@ -303,7 +306,7 @@ def test_several_files_come_in_another_order_each_pass(tmp_path):
     reader = shoal.read_libsvm(paths, batch_size=10)
 
     def files(plan, epoch, of=reader):
-        firsts = [batch.keys // 100 for batch in plan.batches(plan.source(of, epoch), epoch, 0)]
+        firsts = [batch.keys // 100 for batch, _ in plan.batches(plan.source(of, epoch), epoch, 0)]
         assert all(len(set(first.tolist())) == 1 for first in firsts)  # a buffer of one batch: files stay together
         return [int(first[0]) for first in firsts]
 
@@ -640,6 +643,16 @@ def test_a_curve_of_weighted_windows_keeps_its_sums(rng):
     assert len(points) <= 256
     total = sum(p.window_logloss * p.window_weight for p in points if p.window_weight)
     assert total / done.metrics.weight == pytest.approx(done.metrics.logloss)
+
+
+def test_a_curve_of_more_passes_than_points_can_be_sent_to_other_workers():
+    record = Record()
+    for number in range(1, 400):
+        record.curve.add(8, 8.0, 1.0, total=8 * number, pass_number=number, progress=Accumulator())
+        record.curve.close_window(total=8 * number, pass_number=number, progress=Accumulator())
+    standing = Standing.of(record)
+    assert len(standing.history.points) == 399
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(standing.windows), type=Windows) == standing.windows
 
 
 # ---- real data -------------------------------------------------------------------------------------------------------

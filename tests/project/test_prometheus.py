@@ -18,8 +18,11 @@ import yaml
 
 import shoal
 from cluster_fakes import HeldPort
+from fit_by_hand import sums_row, write_fit
 from paths import ROOT
+from shoal.base.fit_rows import Header
 from shoal.cluster.protocol import metrics
+from shoal.metrics import Accumulator
 
 FOLDER = ROOT / "deploy" / "prometheus"
 RULES = yaml.safe_load((FOLDER / "shoal.rules.yml").read_text())["groups"][0]["rules"]
@@ -178,11 +181,15 @@ class Live:
             model = shoal.LogisticRegression(store=store)
             model.fit(x, (x[:, 0] > 0).astype(np.float32), progress=False)
             store.save(self.folder / "saved")
+            seen = Accumulator()
+            seen.update([0, 1, 1], [0.5, 0.25, 1.0])
+            write_fit(store, "m", Header(fit=1, epochs=1, models=1), sums_row(seen))
             table = store.table("w", dim=2, optimizer=shoal.SGD(lr=1e-3))
             while not self.stopping.is_set():
                 keys = rng.integers(0, 1000, 200).astype(np.uint64)
                 table.pull(keys)
                 table.push(keys, np.ones((200, 2), np.float32))
+                store.activity.learned(200, lambda: (0.5, 0.75))
                 store.tick()
                 time.sleep(0.02)
 
@@ -232,7 +239,9 @@ def test_a_prometheus_that_scrapes_a_cluster_under_load_evaluates_all_expression
     ops = {one["metric"]["op"] for one in asked(live.port, "shoal_server_requests_total")}
     assert {"push", "pull", "tick"} <= ops
     assert live.value("shoal_worker_examples_total") >= 400
-    assert 0 < live.value("shoal_worker_loss") < 1
+    assert live.value("shoal_worker_loss == 0.5")
+    assert 0 < live.value("shoal_fit_loss{model='m'}") < 1
+    assert live.value("shoal_fit_examples{model='m'}") == 3
     assert live.value("shoal_filter_bytes_saved_total{table='w'} > 0")
     assert live.value("shoal_checkpoint_duration_seconds") > 0
     for target in live.targets:

@@ -170,12 +170,12 @@ def learn(store, path):
 
 
 def state(directory):
-    """Return the keys and states of the tables of a checkpoint, as bytes; not of messages, which name their job."""
+    """Return the keys and states of the tables of a checkpoint, as bytes; not of the rows of fits, with their job."""
     with shoal.local() as store:
         store.load(directory)
         found = {}
         for name, table in store.tables.items():
-            if name.endswith("-messages"):
+            if name.endswith("-progress"):
                 continue
             keys = np.sort(np.concatenate([keys for keys, _ in table.items()]))
             found[name] = (keys.tobytes(), {part: rows.tobytes() for part, rows in table.state(keys).items()})

@@ -250,7 +250,10 @@ def test_one_worker_meets_nobody(store):
     store.tick()
     store.barrier()
     store.barrier(timeout=TIMEOUT)
-    assert store.clock == before + 1
+    assert [store.meet("a"), store.meet("a")] == [frozenset()] * 2
+    assert store.member.barriers["a"] == 2
+    store.flush()
+    assert store.counted_clock == store.clock == before + 1
 
 
 def test_a_table_is_found_again_and_another_description_is_refused(store, table, name):

@@ -20,12 +20,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import shoal
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.models import Checkpointing, EarlyStopping, files
-from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.training import Training
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import build, parse
 from shoal.torch.gloo_group import GlooGroup
@@ -42,7 +40,7 @@ POINTS: dict[str, tuple[Any, str, int, str]] = {
     "within gradients": (GlooGroup, "all_reduce", 14, "within"),
     "after gradients": (GlooGroup, "all_reduce", 14, "after"),
     "ticked": (ClusterStore, "tick", 7, "after"),
-    "end of a pass": (PassCoordinator, "end_pass", 1, "before"),
+    "end of a pass": (Training, "_end_pass", 1, "before"),
     "validation": (ClickModel, "_margins", 2, "after"),
     "checkpoint": (files, "save", 2, "before"),
     "after a checkpoint": (files, "save", 2, "after"),
@@ -88,7 +86,6 @@ def main(address: str, rank: str, workers: str, config: str, out: str, point: st
         (path,) = settings["data"]["data"]
         reader = shoal.read_csv(path, batch_size=20, label="click", categorical=["user", "ad"], numeric=["price"])
         reader = reader.split(store.rank, store.num_workers)
-        torch.manual_seed(store.rank)
         model.fit(
             reader,
             valid=reader,
@@ -98,7 +95,7 @@ def main(address: str, rank: str, workers: str, config: str, out: str, point: st
             early_stopping=EarlyStopping(EPOCHS),
         )
         store.barrier()
-        tables = {name: table for name, table in store.tables.items() if not name.endswith(("-team", "-messages"))}
+        tables = {name: table for name, table in store.tables.items() if not name.endswith("-progress")}
         digests = {name: table.digest() for name, table in tables.items()}
         store.barrier()
         passes = model.history.passes
@@ -109,7 +106,6 @@ def main(address: str, rank: str, workers: str, config: str, out: str, point: st
         learned = {
             "rows": digests,
             "dense": hashlib.sha256(b"".join(dense)).hexdigest(),
-            "random": hashlib.sha256(model.random_state()).hexdigest(),
             "examples": model.examples,
             "counted": [one.metrics.examples for one in passes],
             "valid": [one.valid.logloss for one in passes if one.valid is not None],

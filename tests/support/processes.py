@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_fakes import TIMEOUT, scheduler
+from cluster_fakes import HEARTBEAT, TIMEOUT, scheduler
 from shoal.cluster.launch.child import ChildProcess, Process, end_all
 from shoal.cluster.launch.local_cluster import LocalCluster, start_role
 from shoal.cluster.protocol.reports import Joined, Report
@@ -92,10 +92,10 @@ class ServerProcesses:
 
 @contextlib.contextmanager
 def server_processes(
-    servers: int, *, workers: int = 1, storage_roots: Sequence[Path] | None = None
+    servers: int, *, workers: int = 1, storage_roots: Sequence[Path] | None = None, heartbeat: float = HEARTBEAT
 ) -> Iterator[ServerProcesses]:
     """Run a scheduler in a thread and servers in processes, which all have joined."""
-    with scheduler(servers, workers=workers) as one, Processes() as started:
+    with scheduler(servers, workers=workers, heartbeat=heartbeat) as one, Processes() as started:
         started.address = one.address
         roots = None if storage_roots is None else tuple(map(str, storage_roots))
         made = [started.start_server(rank=rank, storage_roots=roots) for rank in range(servers)]

@@ -128,7 +128,7 @@ for _never in ("1 checkpoint", "1 after a checkpoint"):  # worker 0 writes
 def test_a_fit_resumed_after_a_death_has_the_bits_of_the_undisturbed_one(
     death: tuple[int, str], config: Path, tmp_path: Path, undisturbed: list[Any]
 ) -> None:
-    """Rows, dense part, its optimizer, random numbers, validation; each example counts once."""
+    """Rows, dense part with dropout, its optimizer, validation; each example counts once."""
     rank, point = death
     with started(config, tmp_path / "out", 2, {rank: point}) as running:
         running.running[rank].wait(TIMEOUT)

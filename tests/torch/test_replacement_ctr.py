@@ -10,6 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,13 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 import shoal  # noqa: E402
 from click_config import ADAGRAD, ADAM, click_config  # noqa: E402
-from cluster_fakes import TIMEOUT  # noqa: E402
-from killed_workers import run, worker_of  # noqa: E402
-from shoal.models import Checkpointing, takeover  # noqa: E402
+from cluster_fakes import TIMEOUT, declare_dead  # noqa: E402
+from cluster_standin import Cluster, cluster  # noqa: E402
+from killed_workers import Calls, KilledError, run, worker_of  # noqa: E402
+from shoal.models import Checkpointing  # noqa: E402
+from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
+from shoal.torch.models import DeepFM  # noqa: E402
 from tiers import long_after  # noqa: E402
 
 EXAMPLES, BATCH = 480, 20
@@ -51,69 +57,122 @@ def configuration(clicks: Path, dropout: float = 0, **train: Any) -> str:
     return click_config(log, log, price=True, model={"dropout": dropout}, tables=ADAGRAD, train={**usual, **train})
 
 
-def learn(
-    store: shoal.Store, clicks: Path, folder: Path | None = None, dense: str = "servers", dropout: float = 0
-) -> tuple[Any, ...]:
-    import tomllib
-
-    with DRAWING:
-        model = build(parse(tomllib.loads(configuration(clicks, dense=dense, dropout=dropout))), store)
+def learn(store: shoal.Store, model: ClickModel, clicks: Path, folder: Path | None = None) -> tuple[Any, ...]:
     reader = shoal.read_csv(
         clicks / "train.csv", batch_size=BATCH, label="click", categorical=["user", "ad"], numeric=["price"]
     ).split(store.rank, store.num_workers)
     checkpoint = None if folder is None else Checkpointing(folder, every=3)
-    model.fit(reader, valid=reader, epochs=2, shuffle=False if folder else 4, progress=False, checkpoint=checkpoint)
+    model.fit(reader, valid=reader, epochs=3, shuffle=False if folder else 4, progress=False, checkpoint=checkpoint)
     store.barrier()
     passes = model.history.passes
     return (
-        {name: table.digest() for name, table in store.tables.items() if not name.endswith(("-team", "-messages"))},
+        {name: table.digest() for name, table in store.tables.items() if not name.endswith("-progress")},
         model.examples,
-        [done.metrics.examples + done.unmeasured for done in passes],
+        [(done.metrics.examples, done.repeated) for done in passes],
         [done.valid.logloss for done in passes if done.valid is not None],
         [parameter.detach().numpy().tobytes() for parameter in model.module.parameters()],
+        [buffer.numpy().tobytes() for buffer in model.module.buffers()],
     )
 
 
+def configured(store: shoal.Store, clicks: Path, **settings: Any) -> ClickModel:
+    with DRAWING:
+        return build(parse(tomllib.loads(configuration(clicks, **settings))), store)
+
+
+class Normed(torch.nn.Module):
+    """A model with a buffer that each worker changes by itself, like those of a BatchNorm, for batches of any size."""
+
+    def __init__(self, store: shoal.Store) -> None:
+        super().__init__()
+        self.inner = DeepFM(shoal.torch.tables(store, shoal.Adagrad(lr=0.1)), 2, dim=4, hidden=(8,))
+        self.register_buffer("mean", torch.zeros(40))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        logits = self.inner(batch)
+        if self.training:
+            self.mean.lerp_(logits.detach().mean(), 0.1)
+        return logits - self.mean.mean()
+
+
+def normed(store: shoal.Store, clicks: Path) -> ClickModel:
+    with DRAWING:
+        torch.manual_seed(1)
+        module = Normed(store)
+    fields = shoal.torch.Fields(names=["user", "ad"])
+    return ClickModel(module, fields=fields, store=store, dense="servers", optimizer=shoal.Adam(lr=0.01))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [configured, normed])
 @pytest.mark.parametrize("checkpoints", long_after(1, [False, True]))
 def test_under_bsp_a_replaced_worker_changes_no_bit_of_rows_and_dense_part(
-    checkpoints: bool, clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: bool, make: Callable[[shoal.Store, Path], ClickModel], clicks: Path, tmp_path: Path
 ) -> None:
-    """Whichever call of whichever worker is its last, also one that makes the dense part."""
+    """Whichever call of whichever worker is its last, also one that makes the dense part; and of its buffers."""
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     draw = random.Random(seed)
-    monkeypatch.setattr(takeover, "_SECONDS", draw.choice([0.0, 5.0]))
     folders = [(tmp_path / name) if checkpoints else None for name in ("whole", "killed")]
     for folder in folders:
         if folder is not None:
             folder.mkdir()
-    whole = run(2, {}, lambda store: learn(store, clicks, folders[0]))
-    assert [found[2] for found, _ in whole] == [[EXAMPLES] * 2] * 2
+    whole = run(2, {}, lambda store: learn(store, make(store, clicks), clicks, folders[0]))
+    assert [found[2] for found, _ in whole] == [[(EXAMPLES, 0)] * 3] * 2
+    assert make is configured or whole[0][0][5] != whole[1][0][5]
     calls = [count for _, count in whole]
     deaths = {rank: draw.randrange(1, calls[rank]) for rank in draw.choice([[0], [1], [0, 1]])}
-    killed = run(2, deaths, lambda store: learn(store, clicks, folders[1]))
+    killed = run(2, deaths, lambda store: learn(store, make(store, clicks), clicks, folders[1]))
     assert [found for found, _ in killed] == [found for found, _ in whole], deaths
 
 
 @pytest.mark.slow
 def test_a_replacement_draws_the_random_numbers_of_the_batches_that_are_left(clicks: Path) -> None:
-    """With dropout, and a state of the beginning of the pass alone."""
-    whole = run(1, {}, lambda store: learn(store, clicks, dropout=0.4))
-    killed = run(1, {0: whole[0][1] // 3}, lambda store: learn(store, clicks, dropout=0.4))
+    """With dropout."""
+
+    def program(store: shoal.Store) -> tuple[Any, ...]:
+        return learn(store, configured(store, clicks, dropout=0.4), clicks)
+
+    whole = run(1, {}, program)
+    killed = run(1, {0: whole[0][1] // 3}, program)
     assert killed[0][0] == whole[0][0]
 
 
 def test_a_fit_whose_dense_part_the_dead_worker_had_cannot_be_continued_by_another(clicks: Path) -> None:
     def program(store: shoal.Store) -> bool:
         if not store.member.is_replacement:
-            learn(store, clicks, dense="allreduce")
+            learn(store, configured(store, clicks, dense="allreduce"), clicks)
             return False
         with pytest.raises(shoal.ShoalError, match=r'cannot be continued .* one with dense="servers" can'):
-            learn(store, clicks, dense="allreduce")
+            learn(store, configured(store, clicks, dense="allreduce"), clicks)
         return True
 
     assert run(1, {0: 40}, program)[0][0]
+
+
+def test_the_others_set_a_dense_part_that_worker_0_did_not_live_to_set(clicks: Path) -> None:
+    """Nor does anybody replace it."""
+
+    def program(store: shoal.Store) -> int:
+        model = configured(store, clicks)
+        learn(store, model, clicks)
+        return model.examples
+
+    def die(made: Cluster) -> None:
+        store = shoal.connect(made.address, workers=2, rank=0, threads=1, timeout=TIMEOUT)
+        Calls(store, 12)
+        with pytest.raises(KilledError), store:
+            program(store)
+        store._scheduler.close()
+        declare_dead(made.scheduler, "worker", 0)
+
+    def stay(made: Cluster) -> int:
+        with shoal.connect(made.address, workers=2, rank=1, threads=1, timeout=TIMEOUT) as store:
+            return program(store)
+
+    with cluster(2, 1) as made, ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(die, made), pool.submit(stay, made)]
+        assert [end.result(TIMEOUT) for end in ends] == [None, 3 * EXAMPLES]
 
 
 @pytest.mark.long

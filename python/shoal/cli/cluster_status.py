@@ -19,7 +19,7 @@ from shoal.config import Address, Curve, Seconds
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
-    from shoal.cluster.protocol.status import EndpointStatus, StatusReply
+    from shoal.cluster.protocol.status import EndpointStatus, FitModelStatus, StatusReply
 
 EXAMPLES = """\
 examples:
@@ -148,6 +148,28 @@ def _endpoint(endpoint: EndpointStatus) -> str:
     return f"{endpoint.address} slots {slots or 'none'}"
 
 
+def _fits(status: StatusReply) -> list[str]:
+    lines = []
+    for fit in status.fits:
+        state = {"running": "", "stopped": " has stopped", "over": " is over"}[fit.state]
+        head = f"fit of {fit.name}{state}: pass {fit.pass_number} of {fit.passes}"
+        found = [_measured(model) for model in fit.models]
+        if fit.num_models == 1:
+            lines += [f"{head}, {model}" for model in found]
+            continue
+        lines.append(f"{head}, {fit.num_models} models")
+        lines += [f"  model {number}: {model}" for number, model in enumerate(found)]
+    return lines
+
+
+def _measured(model: FitModelStatus) -> str:
+    named = (("loss", model.loss), ("AUC", model.auc), ("accuracy", model.accuracy))
+    repeated = f" ({model.repeated} of them twice)" if model.repeated else ""
+    return ", ".join(
+        [f"{model.examples} examples{repeated}", *(f"{name} {value:.4f}" for name, value in named if value is not None)]
+    )
+
+
 def _replication(status: StatusReply) -> list[str]:
     """Describe copies, moves and failovers; nothing of it concerns a cluster without replicas that is at rest."""
     lines = []
@@ -190,6 +212,7 @@ def _text(address: str, status: StatusReply) -> str:
     if not jobs:
         lines.append("no job")
     lines.append(f"tables: {', '.join(status.tables) if status.tables else 'none'}")
+    lines += _fits(status)
     lines += _replication(status)
     lines = [*map(escape_text, lines), ""]
     rows: list[Sequence[str]] = [("ROLE", "RANK", "HEARD", "HOST", "PROCESS", "")]

@@ -349,7 +349,8 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
     (extra, facts), (more, filters) = solver_summary(model), filter_summary(model.store)
     facts = {"worker": rank, "interrupted": interrupted is not None, **fit_facts(model), **facts, **filters}
     if rank != 0:
-        check_saver(model.store)
+        if not kept:  # otherwise the fit has saved it, whoever led
+            check_saver(model.store)
         if interrupted is not None:
             warn(f"interrupted after {counted(model.examples, 'example')}; worker 0 saves the model")
         lines = [*pass_lines(model), *extra, *more, f"{'model':<12} worker 0 of {workers} saves it"]

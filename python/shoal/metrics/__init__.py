@@ -17,7 +17,6 @@ its logarithm is lost and different margins become ties.
     accumulator.py   of two classes, the AUC between two bounds
     multiclass.py    of several classes: log-loss and accuracy
     described.py     accumulators from their descriptions
-    exact_sum.py     sums of float64 numbers without rounding
     progressive.py   when to print progressive metrics, as Vowpal Wabbit does
 
 docs/metrics.md has every formula with its source.

@@ -24,21 +24,25 @@ Threads: an accumulator belongs to one thread at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
+from shoal.base.exact_sum import ExactSum
 from shoal.metrics.checked import checked
 from shoal.metrics.exact import Metrics, losses, probabilities, ratio, weighted_sum
-from shoal.metrics.exact_sum import ExactSum
 from shoal.metrics.ordered import Curves, ScoreGroups
-from shoal.metrics.stream import REMEDY, StreamMetrics, check_described, whole_number
+from shoal.metrics.stream import REMEDY, Integers, StreamMetrics, check_described, whole_number
 
 LIMIT = 16.0
 BITS = 16
 _MOST_BITS = 24
+
+_FRACTION_BITS = 40  # of `Accumulator.histogram`
+_MOST_WHOLE = float(1 << 53)  # the same: more is not counted in a bin
 
 _VERSION = 1
 _SUMS = ("weight", "positive_weight", "loss", "probability")
@@ -206,6 +210,43 @@ class Accumulator(StreamMetrics):
         return type(self)(self.bits)
 
     @property
+    def bins(self) -> range:
+        """The bins of each class in use: all others of `histogram` are 0."""
+        return self._used
+
+    def _totals(self) -> list[int]:
+        return [*super()._totals(), int(self._counts.dtype != np.int64), self.examples - self.unplaced]
+
+    def histogram(self) -> Integers:
+        """Return the counts, negatives then positives: int64[2, 2, 2**bits] as one vector; see the module of streams.
+
+        A fraction is rounded down to a multiple of 2^-40, and a count above 2^53 is given as 2^53.
+        """
+        out = np.zeros((2, 2, 1 << self.bits), np.int64)
+        used = slice(self._used.start, self._used.stop)
+        counts = self._counts.reshape(2, -1)[:, used]
+        if counts.dtype == np.int64:
+            out[0, :, used] = counts
+        else:
+            counts = np.minimum(counts, _MOST_WHOLE)
+            out[0, :, used] = counts
+            counts -= out[0, :, used]
+            counts *= 1 << _FRACTION_BITS
+            out[1, :, used] = counts
+        return out.reshape(-1)
+
+    def take(self, totals: Integers, histogram: Integers) -> None:
+        """Become the merge of the accumulators whose totals and histograms were added: see `StreamMetrics.take`."""
+        super().take(totals, histogram)
+        count = len(self._totals())
+        weighted, placed = totals[count - 2 : count].tolist()
+        self.unplaced = self.examples - placed
+        whole, fractions = histogram.reshape(2, -1)
+        self._counts = whole + fractions / (1 << _FRACTION_BITS) if weighted or fractions.any() else whole.copy()
+        bins = np.flatnonzero(self._counts.reshape(2, -1).any(axis=0))
+        self._used = range(int(bins[0]), int(bins[-1]) + 1) if len(bins) else range(0)
+
+    @property
     def probability_sum(self) -> float:
         """Weighted sum of the predicted probabilities so far."""
         return float(self._probability)
@@ -280,6 +321,7 @@ class Accumulator(StreamMetrics):
             "version": _VERSION,
             "bits": self.bits,
             "examples": self.examples,
+            "unplaced": self.unplaced,
             "weighted": self._counts.dtype != np.int64,
             "sums": {name: exact.to_text() for name, exact in zip(_SUMS, self._sums(), strict=True)},
             "bins": filled.tolist(),
@@ -299,9 +341,8 @@ class Accumulator(StreamMetrics):
         try:
             out = cls(whole_number(described["bits"], "bits"))
             out.examples = whole_number(described["examples"], "examples")
-            out._weight, out._positive_weight, out._loss, out._probability = (
-                ExactSum.from_text(described["sums"][name]) for name in _SUMS
-            )
+            out.unplaced = whole_number(described["unplaced"], "unplaced")
+            out._set_sums([ExactSum.from_text(described["sums"][name]) for name in _SUMS])
             where, what = np.asarray(described["bins"]), np.asarray(described["counts"])
             dtype = np.dtype(np.float64 if described["weighted"] else np.int64)
         except (KeyError, TypeError) as error:
@@ -313,7 +354,7 @@ class Accumulator(StreamMetrics):
                 raise ValueError(f"bins are whole numbers from 0 to {len(out._counts) - 1}, ascending: {REMEDY}")
             if what.dtype.kind not in dtype.kind + "i" or not np.all((what > 0) & (what < np.inf)):
                 raise ValueError(f"counts are {dtype} above 0: {REMEDY}")
-        if not described["weighted"] and int(what.sum()) != out.examples:
+        if not described["weighted"] and int(what.sum()) != out.examples - out.unplaced:
             raise ValueError(f"examples is {out.examples}, but {int(what.sum())} are counted: {REMEDY}")
         out._counts = out._counts.astype(dtype, copy=False)
         if len(where):
@@ -337,6 +378,9 @@ class Accumulator(StreamMetrics):
 
     def _sums(self) -> tuple[ExactSum, ...]:
         return self._weight, self._positive_weight, self._loss, self._probability
+
+    def _set_sums(self, sums: Sequence[ExactSum]) -> None:
+        self._weight, self._positive_weight, self._loss, self._probability = sums
 
     def _ordered(self) -> ScoreGroups:
         """Return the bins with anything in them, each at its middle."""

@@ -10,14 +10,15 @@ Threads: functions are pure; an accumulator belongs to one thread at a time.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.exact_sum import ExactSum
 from shoal.metrics.checked import Floats, checked_weights
 from shoal.metrics.exact import Metrics, ratio, weighted_sum
-from shoal.metrics.exact_sum import ExactSum
 from shoal.metrics.stream import REMEDY, StreamMetrics, check_described, whole_number
 
 _VERSION = 1
@@ -220,10 +221,13 @@ class MulticlassAccumulator(StreamMetrics):
         try:
             out = cls(whole_number(described["classes"], "classes"))
             out.examples = whole_number(described["examples"], "examples")
-            out._weight, out._loss, out._right = (ExactSum.from_text(described["sums"][name]) for name in _SUMS)
+            out._set_sums([ExactSum.from_text(described["sums"][name]) for name in _SUMS])
         except (KeyError, TypeError) as error:
             raise ValueError(f"this description of {cls.kind} lacks something ({error!r}): {REMEDY}") from None
         return out
 
     def _sums(self) -> tuple[ExactSum, ...]:
         return self._weight, self._loss, self._right
+
+    def _set_sums(self, sums: Sequence[ExactSum]) -> None:
+        self._weight, self._loss, self._right = sums

@@ -5,6 +5,13 @@
 
 Merging adds exact sums: the result does not depend on which worker counted what, nor on the order.
 
+An accumulator is also two vectors of int64 that add up as accumulators merge, in any order, modulo 2^64, so workers may
+push the differences to a table (`totals`, `histogram`, `take`):
+
+    totals      examples, for each sum the five integers of `ExactSum.whole`; of two classes also whether it is
+                weighted (0 or 1), and last the examples that are in its histogram
+    histogram   of two classes: whole parts of the counts, then their fractions in units of 2^-40
+
 Threads: an accumulator belongs to one thread at a time.
 """
 
@@ -15,12 +22,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import numpy.typing as npt
 
+from shoal.base.exact_sum import ExactSum
 from shoal.metrics.exact import Metrics, ratio
-from shoal.metrics.exact_sum import ExactSum
 
 REMEDY = "pass what to_dict returned"
+
+Integers = npt.NDArray[np.int64]
 
 
 class StreamMetrics(ABC):
@@ -30,6 +40,8 @@ class StreamMetrics(ABC):
     ----------
     examples : int
         How many examples were counted.
+    unplaced : int
+        How many of them the histogram lacks, as `take` may find.
     kind : str
         Of its descriptions.
     quality_name : str
@@ -38,7 +50,7 @@ class StreamMetrics(ABC):
         Name of `relative_loss`, and of the predictions that it compares with.
     """
 
-    __slots__ = ("_loss", "_weight", "examples")
+    __slots__ = ("_loss", "_weight", "examples", "unplaced")
 
     kind: ClassVar[str]
     quality_name: ClassVar[str]
@@ -47,6 +59,7 @@ class StreamMetrics(ABC):
 
     def __init__(self) -> None:
         self.examples = 0
+        self.unplaced = 0
         self._weight = ExactSum()
         self._loss = ExactSum()
 
@@ -70,6 +83,10 @@ class StreamMetrics(ABC):
     @abstractmethod
     def _sums(self) -> Sequence[ExactSum]:
         """Return the exact sums, in the order that all of a kind have."""
+
+    @abstractmethod
+    def _set_sums(self, sums: Sequence[ExactSum]) -> None:
+        """Replace the exact sums by others, in the order of `_sums`."""
 
     @abstractmethod
     def empty(self) -> Self:
@@ -105,8 +122,57 @@ class StreamMetrics(ABC):
         """
         self._check_mergeable(other)
         self.examples += other.examples
+        self.unplaced += other.unplaced
         for mine, theirs in zip(self._sums(), other._sums(), strict=True):
             mine.merge(theirs)
+
+    def totals(self) -> Integers:
+        """Return what the module calls totals: int64, as many for all of a kind, 27 at most."""
+        return np.array(self._totals(), np.int64)
+
+    def _totals(self) -> list[int]:
+        values = [self.examples]
+        for exact in self._sums():
+            values += exact.whole()
+        return values
+
+    def histogram(self) -> Integers:
+        """Return what the module calls the histogram: int64, empty of several classes."""
+        return np.empty(0, np.int64)
+
+    @property
+    def bins(self) -> range:
+        """The bins of each class in use: all others of `histogram` are 0."""
+        return range(0)
+
+    def take(self, totals: Integers, histogram: Integers) -> None:
+        """Become the merge of the accumulators whose totals and histograms were added.
+
+        Equal to the bit to what `merge` gives, if the sums of each are multiples of 2^-64, as those of batches are that
+        are 2^-12 or more, below 2^63, and the weights are multiples of 2^-40, without rounding so far. Else sums are
+        less by up to 2^-64 for each accumulator, counts of a bin by up to 2^-40.
+
+        Parameters
+        ----------
+        totals : int64[n]
+            Numbers after them are ignored.
+        histogram : int64[m]
+            It may lack examples that totals have, see `unplaced`: then AUC and curves are of those that it has.
+
+        Raises
+        ------
+        ValueError
+            They are of another kind, or of a histogram with other bins. Nothing was changed.
+        """
+        sums = self._sums()
+        if len(totals) < len(self._totals()) or histogram.shape != self.histogram().shape:
+            raise ValueError(
+                f"totals {totals.shape} and histogram {histogram.shape}: pass those of accumulators like this one"
+            )
+        values = totals.tolist()
+        self.examples = values[0]
+        begins = range(1, 1 + ExactSum.INTEGERS * len(sums), ExactSum.INTEGERS)
+        self._set_sums([ExactSum.of_whole(values[begin : begin + ExactSum.INTEGERS]) for begin in begins])
 
     @property
     def weight(self) -> float:

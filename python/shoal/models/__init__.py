@@ -16,7 +16,9 @@
     measured.py          what metrics need of the examples that were predicted
     sources.py           checks and descriptions of the data of a fit
     plan.py              the settings of a fit: epochs, shuffling, early stopping; those of a model: sampling, warm-up
-    pass_coordinator.py  workers of a cluster that fit one model together
+    progress.py          how far a fit is, in rows that outlive its workers; progress_rows.py: these rows
+    team.py              the workers of a cluster that fit one model together
+    shares.py            what workers have left of a pass, and its division; pass_reader.py: the batches of shares
     inputs.py            arrays and frames as batches
     callbacks.py         user code that runs during a fit
     preprocessing.py     from a reader to sorted batches: sampling of negatives, shuffling, sorting ahead
@@ -27,7 +29,7 @@
     fitting.py           a whole fit: agreed on, resumed or begun, trained, saved
     fit_checkpoints.py   checkpoints of a fit
     calibration.py       Platt scaling and isotonic regression
-    progress.py          a progress bar or lines on standard error
+    progress_bar.py      a progress bar or lines on standard error
 
 Threads: see the header of each module.
 """

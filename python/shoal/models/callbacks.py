@@ -178,7 +178,7 @@ class Callbacks(FitObserver):
         for call in self._on_batch:
             call(FitProgress(self._model, number, self._batches, seen[0]))
 
-    def pass_done(self, fit_state: FitState) -> None:
+    def pass_done(self, fit_state: Callable[[], FitState]) -> None:
         """Pass it on."""
         for call in self._on_pass:
             call(FitProgress(self._model, len(self._model.history.passes), self._batches, None))

@@ -36,10 +36,10 @@ example in addition to the batches, and 4 more while they are sorted.
 from __future__ import annotations
 
 import logging
-import struct
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -49,19 +49,22 @@ import numpy.typing as npt
 from msgspec import structs
 
 from shoal import _core
+from shoal.base.exact_sum import ExactSum
+from shoal.base.fit_rows import DIM, PASSES, SUMS
 from shoal.base.interrupts import at_boundaries
 from shoal.base.scalars import make_plain
 from shoal.consistency import BSP
 from shoal.data import Batch
 from shoal.data.rebatch import joined
-from shoal.errors import ShoalError
 from shoal.models.evaluation import measure
 from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.model import Model
 from shoal.models.model_trainer import ModelTrainer
-from shoal.models.pass_coordinator import PassCoordinator, Tolerance
 from shoal.models.plan import FitInput
+from shoal.models.progress import Progress
+from shoal.models.progress_rows import key
 from shoal.models.sources import check_iterable
+from shoal.models.team import Team, Tolerance
 from shoal.models.training import begin_fit
 from shoal.optim import Proximal
 from shoal.table.arrays import Rows
@@ -71,7 +74,9 @@ from shoal.table.key_batch import KeyBatch
 log = logging.getLogger(__name__)
 
 _BLOCKS = 128  # by default
-_VIOLATION = struct.Struct("<d")
+_VIOLATIONS = 1  # the place of their rows, where others have the sums of a second model
+_WHOLE = 5  # numbers of an exact sum
+_TOLERANCE = Tolerance(loss=False, change=False)
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Chosen = npt.NDArray[np.int64] | slice  # some keys of a block
@@ -217,28 +222,15 @@ class _Examples:
 class _Solver:
     """One fit."""
 
-    def __init__(self, model: Model, solver: DBPG, whole: Batch) -> None:
+    def __init__(self, model: Model, solver: DBPG, whole: Batch, run: Progress, team: Team) -> None:
         store = model.store
-        if store.member.takes_splits and store.num_workers > 1:
-            raise ValueError(
-                'solver "dbpg" holds a worker\'s whole share: fit reader.split(store.rank, store.num_workers)'
-            )
-        if store.num_workers > 1 and store.consistency != BSP():
-            raise ValueError(
-                f'solver "dbpg" adds up the workers\' gradients of an iteration, which {store.consistency} does not: '
-                f"connect with consistency=shoal.BSP()"
-            )
-        if store.member.is_replacement:
-            raise ShoalError(
-                f"worker {store.rank} has replaced a worker that died, at clock {store.member.joined_at}, and no other "
-                'worker has its margins: end all workers, and start the fit again, since solver "dbpg" writes no '
-                "checkpoints"
-            )
         self._store, self._table, self._solver = store, model.table, solver
-        self._coordinator = PassCoordinator(store, model.table.name, Tolerance(needs_all=True))
+        self._run, self._rows = run, team.rows
         self._examples = _Examples(model, whole, solver)
         self._waiting: deque[tuple[_Block, Chosen, Rows, Waitable | None]] = deque()  # rows that are being pulled
-        self._violation = 0.0
+        self._violation = ExactSum()  # of this pass, by this worker
+        self._counted = np.zeros(_WHOLE, np.int64)  # of it, that others know of
+        self._own: list[float] = []  # of the passes so far, where there are no others
         self.sent = 0
         self.passed_over = 0
         for block in self._examples.blocks:
@@ -246,24 +238,50 @@ class _Solver:
             block.slopes = rows[:, 1].copy()
             self._examples.move(block, _ALL, rows[:, 0])
 
-    def fitting(self, settings: Mapping[str, object]) -> AbstractContextManager[PassCoordinator]:
-        """Begin the fit, all workers together and with the same settings; announce an error that ends it."""
-        return self._coordinator.fitting(structs.asdict(self._solver) | dict(settings))
-
     def margins(self) -> Floats:
         """Return the margins of the examples."""
         return self._examples.margins()
 
-    def one_pass(self, *, everything: bool, check_interrupt: Callable[[], None]) -> float:
-        """Make an iteration for each block; call ``check_interrupt`` after each. Returns the total violation."""
-        self._violation = 0.0
-        for block in self._examples.blocks:
+    @property
+    def clocks(self) -> int:
+        """Of a pass: one for each block, and one for the rest of the violation."""
+        return len(self._examples.blocks) + 1
+
+    def begin_in_place(self) -> None:
+        """Continue in the place of a worker that died: what it had not pushed of the violation of the pass is lost."""
+        if self._run.work.clocks % self.clocks:
+            self._violation.add(math.inf)
+
+    def one_pass(self, number: int, *, everything: bool, check: Callable[[], None]) -> None:
+        """Make an iteration for each block that this pass has left; call ``check`` after each."""
+        begin = self._run.work.clocks - number * self.clocks if self._run.writes else 0
+        for block in self._examples.blocks[begin:]:
             self._receive(self._solver.delay)
-            self._iterate(block, everything=everything)
-            check_interrupt()
+            self._iterate(number, block, everything=everything)
+            check()
         self._receive(0)
-        found = self._coordinator.exchange(_VIOLATION.pack(self._violation)).messages
-        return float(sum(_VIOLATION.unpack(one)[0] for one in found if one is not None))
+        if self._run.writes:
+            self._tick(number)
+        else:
+            self._own.append(float(self._violation))
+        self._violation, self._counted = ExactSum(), np.zeros(_WHOLE, np.int64)
+
+    def violations(self, passes: int) -> list[float]:
+        """Return the violation of each pass so far, summed over the workers; infinite if it is not known."""
+        if not self._run.writes or not passes:
+            return self._own[:passes]
+        rows = self._rows.pull(_violation_keys(passes))
+        return [float(ExactSum.of_whole(row[:_WHOLE].tolist())) for row in rows]
+
+    def _tick(self, number: int) -> None:
+        """End a clock, with what is known of the violation of the pass."""
+        if self._run.writes:
+            row = np.zeros(DIM, np.int64)
+            before, self._counted = self._counted, np.array(self._violation.whole(), np.int64)
+            row[:_WHOLE] = self._counted - before
+            self._rows.add(key(SUMS, _VIOLATIONS, number % PASSES), row)
+            self._rows.push()
+        self._store.tick()
 
     def _receive(self, left: int) -> None:
         """Receive the oldest updates, until at most `left` are in flight."""
@@ -279,11 +297,11 @@ class _Solver:
                 np.maximum(np.abs(slopes, dtype=np.float64) - self._solver.l1, 0),
                 np.abs(slopes + self._solver.l1 * np.sign(old, dtype=np.float64)),
             )
-            self._violation += float(violations.sum())
+            self._violation.add(float(violations.sum()))
             block.slopes[chosen] = slopes
             self._examples.move(block, chosen, rows[:, 0])
 
-    def _iterate(self, block: _Block, *, everything: bool) -> None:
+    def _iterate(self, number: int, block: _Block, *, everything: bool) -> None:
         chosen: Chosen = _ALL
         batch = block.batch
         if not everything and self._solver.slack is not None:
@@ -299,7 +317,7 @@ class _Solver:
             pushed = self._table.push_unique(batch, pairs, copy=False)
             if not isinstance(self._store.consistency, BSP):
                 pushed.result()
-        self._store.tick()
+        self._tick(number)
         rows = np.empty((len(batch), 2), np.float32)
         pull = self._table.reader.pull(batch.native, rows) if len(batch) else None
         self._waiting.append((block, chosen, rows, pull))
@@ -316,42 +334,89 @@ def fit(model: Model, solver: DBPG, given: FitInput) -> SolverResult:
             'solver "dbpg" holds the data and stops by itself: leave epochs, shuffle and early_stopping out, and pass '
             "shoal.models.DBPG(passes=..., tolerance=...)"
         )
-    begin_fit([model], given)
-    batches = list(plan.batches(reader, 0, model.examples))
+    store = model.store
+    if store.member.takes_splits and store.num_workers > 1:
+        raise ValueError('solver "dbpg" holds a worker\'s whole share: fit reader.split(store.rank, store.num_workers)')
+    if store.num_workers > 1 and store.consistency != BSP():
+        raise ValueError(
+            f'solver "dbpg" adds up the workers\' gradients of an iteration, which {store.consistency} does not: '
+            f"connect with consistency=shoal.BSP()"
+        )
+    batches = [batch for batch, _ in plan.batches(reader, 0, model.examples)]
     whole = batches[0] if len(batches) == 1 else joined(batches) if batches else _empty_batch()
-    run = _Solver(model, solver, whole)
-    first = share = 0.0
-    everything, converged, passes = True, False, 0
+    team = Team(store, model.table.name, _TOLERANCE)
+    run = Progress([model], team, plan, None)
     with ExitStack() as stack:
-        stack.enter_context(run.fitting(plan.common | {"bias": model.has_bias}))
+        stack.enter_context(team.fitting(run.hand_over, lambda: False))
+        run.find()
+        if not run.is_in_place and not run.is_over:
+            settings = structs.asdict(solver) | plan.common | {"bias": model.has_bias}
+            run.agree(settings, given, None, has_model=False)
+            begin_fit([model], given)
+            if run.writes and team.leads:
+                team.rows.erase(_violation_keys(solver.passes))
+            run.begin(None, has_begun=False)
+        work = _Solver(model, solver, whole, run, team)
         trainer = ModelTrainer(model, plan, stack)
+        passes = 0
+        if run.is_in_place:
+            passes = run.work.clocks // work.clocks
+            work.begin_in_place()
         interrupted = stack.enter_context(at_boundaries())
 
-        def check_interrupt() -> None:
+        def check() -> None:
+            team.check_lost()
             if (interrupt := interrupted()) is not None:
                 raise interrupt
 
-        while passes < solver.passes and not converged:
+        state = _state(work.violations(passes), solver)
+        while passes < solver.passes and not state.converged and not run.is_over:
             trainer.begin()
             complete = False
             try:
-                violation = run.one_pass(everything=everything, check_interrupt=check_interrupt)
-                trainer.record_examples(whole, run.margins())
+                work.one_pass(passes, everything=state.everything, check=check)
+                trainer.record_examples(whole, work.margins())
                 complete = True
             finally:
-                trainer.end(skipped=int(getattr(reader, "skipped", 0)), complete=complete, reader=reader)
+                trainer.skipped = int(getattr(reader, "skipped", 0))
+                trainer.end(complete=complete, reader=reader)
             passes += 1
-            first = violation if passes == 1 else first
-            share = violation / first if first > 0 else 0.0
-            log.info("pass %d: violation %.3g of the first, logloss %.6f", passes, share, trainer.seen.logloss)
-            within = share <= solver.tolerance
-            converged = within and everything
-            everything = within or solver.slack is None
-        if not converged:
-            log.warning("no optimum within %d passes: the violation is %.3g of the first", passes, share)
+            state = _state(work.violations(passes), solver)
+            log.info("pass %d: violation %.3g of the first, logloss %.6f", passes, state.share, trainer.seen.logloss)
+        if not state.converged:
+            log.warning("no optimum within %d passes: the violation is %.3g of the first", passes, state.share)
         if valid is not None:
             trainer.record_validation(measure([model], valid)[0], last=True)
-    return SolverResult(passes, converged, share, run.sent, run.passed_over)
+        if not run.is_over:
+            run.end()
+    return SolverResult(passes, state.converged, state.share, work.sent, work.passed_over)
+
+
+class _State(NamedTuple):
+    """What follows from the violations of the passes so far; ``everything``: the next pass is over all keys."""
+
+    everything: bool = True
+    converged: bool = False
+    share: float = 0.0
+
+
+def _state(violations: Sequence[float], solver: DBPG) -> _State:
+    """Return what follows from the violations of the passes; an infinite one is not known."""
+    first, state = 0.0, _State()
+    for violation in violations:
+        if math.isinf(violation):
+            state = _State(share=1.0)
+            continue
+        first = first or violation
+        share = violation / first if first > 0 else 0.0
+        within = share <= solver.tolerance
+        state = _State(within or solver.slack is None, within and state.everything, share)
+    return state
+
+
+def _violation_keys(passes: int) -> npt.NDArray[np.uint64]:
+    """Return the keys of the rows of the passes' violations."""
+    return np.array([key(SUMS, _VIOLATIONS, number % PASSES) for number in range(passes)], np.uint64)
 
 
 def _empty_batch() -> Batch:

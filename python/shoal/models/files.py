@@ -179,7 +179,7 @@ def save(
     """Write a model; see `shoal.models.Model.save`. ``tower`` is a click model's dense part, as torch writes it."""
     place = open_dir(where)
     check_target(place, overwrite=overwrite)
-    best = described.fit_state.best_pass if described.fit_state is not None else 0
+    best = described.fit_state.best.number if described.fit_state is not None else 0
     kept = best_folder(best) if best else None
     with ManifestTransaction(
         place, MODEL_FILE, lambda name: _is_ours(name) and name != kept, with_subdirectories=True
@@ -191,7 +191,8 @@ def save(
             tower=None if tower is None else f"tower-{new.stem}.pt",
             tower_crc32c=None if tower is None else f"{_core.crc32c(tower):08x}",
         )
-        store.save(place.child(named.checkpoint), tables=[table.name for table in tables])
+        rows = [] if described.fit_state is None else [described.fit_state.table]
+        store.save(place.child(named.checkpoint), tables=[*(table.name for table in tables), *rows])
         if names is not None and named.names is not None:
             _write(place, named.names, *names.to_parts())
         if tower is not None and named.tower is not None:

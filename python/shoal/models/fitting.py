@@ -1,6 +1,6 @@
 """A whole fit: the workers agree, a fit that has begun continues, models learn, checkpoints and callbacks follow.
 
-    PassCoordinator --> taken over, or resumed from a checkpoint, or begun --> training.train --> the last checkpoint
+    Progress --> found on the servers, resumed from a checkpoint, or begun --> training --> the last checkpoint
 
 Threads: the caller's; see training.py.
 """
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from shoal.base.interrupts import at_boundaries
 from shoal.models import training
 from shoal.models.callbacks import Callback, Callbacks, FitProgress
-from shoal.models.fit_checkpoints import Checkpointing, FitCheckpointer, begin_or_resume
-from shoal.models.learner import FitObserver, Learner
-from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.fit_checkpoints import Checkpointing, FitCheckpointer
+from shoal.models.learner import FitObserver, FitState, Learner
 from shoal.models.plan import FitInput
-from shoal.models.takeover import Publisher, taken_over
+from shoal.models.progress import Progress
+from shoal.models.team import Team
 from shoal.storage.base import remove_if_failed
 
 OfCallbacks = Callback | Callable[[FitProgress], None] | Iterable[Any]
@@ -32,7 +33,7 @@ def fit(
     callbacks: OfCallbacks = (),
 ) -> None:
     """Fit models to the same batches; a checkpoint and callbacks are those of the only one."""
-    first = models[0]
+    first, plan = models[0], given.plan
     watching = Callbacks(first, callbacks)
     checkpointer = None
     with ExitStack() as leaving:
@@ -41,34 +42,52 @@ def fit(
                 raise TypeError(f"checkpoint is {checkpoint!r}: pass shoal.models.Checkpointing(directory)")
             checkpointer = FitCheckpointer(first, checkpoint)
             leaving.enter_context(remove_if_failed(checkpointer.directory))
-        made = PassCoordinator(first.store, first.name, first.tolerance)
-        coordinator = leaving.enter_context(made.fitting(first.common_settings | given.plan.common))
-        for model in models:
-            leaving.callback(model.leave)
-        has_begun, fit_states = taken_over(models, coordinator, given)
-        if not has_begun:
-            resumed = begin_or_resume(first, given, checkpointer, coordinator)
-            fit_states = None if resumed is None else [resumed]
-        elif fit_states is not None and checkpointer is not None:
-            checkpointer.begin(coordinator)
-        is_over = has_begun and fit_states is None
-        for model in models:
-            model.join(coordinator, has_begun=has_begun, is_over=is_over)
-        if is_over:
-            return
-        publisher = Publisher(models, coordinator)
+        team = Team(first.store, first.name, first.tolerance)
+        run = Progress(models, team, plan, None if checkpointer is None else checkpointer.every)
         observers: list[FitObserver] = [] if checkpointer is None else [checkpointer]
         if watching:
             observers.append(watching)
-        training.train(
-            models,
-            given,
-            progress=progress,
-            coordinator=coordinator,
-            observers=observers,
-            fit_states=fit_states,
-            publisher=publisher,
-        )
+        interrupted = leaving.enter_context(at_boundaries()) if team.may_change else None
+        one = training.Training(models, given, run, team, progress, observers, interrupted)
+        leaving.enter_context(team.fitting(run.hand_over, one.is_told_to_leave))
+        for model in models:
+            leaving.callback(model.leave)
+        if run.find() and run.is_over:
+            run.take_result()
+            return
+        resumed = _begin(models, given, run, team, checkpointer)
         if checkpointer is not None:
-            checkpointer.save()
-        publisher.end()
+            checkpointer.begin(team, lambda: run.work.clocks)
+        one.train(resumed)
+        run.end(lambda: None if checkpointer is None else checkpointer.save())
+
+
+def _begin(
+    models: Sequence[Learner],
+    given: FitInput,
+    run: Progress,
+    team: Team,
+    checkpointer: FitCheckpointer | None,
+) -> FitState | None:
+    """Begin the fit, resume one from a checkpoint, or continue that of others; return the checkpoint's state."""
+    first, has_begun, resumed = models[0], run.has_found, None
+    if not run.is_in_place:
+        described, failed = None, None
+        try:
+            training.check_fit(models, given, has_best_folder=checkpointer is not None)
+            if checkpointer is not None and not has_begun:
+                described = checkpointer.look(given, team)
+        except Exception as error:
+            failed = error
+        settings = first.common_settings | given.plan.common | {"checkpoint every": run.work.every}
+        run.agree(settings, given, failed, has_model=described is not None)
+        if described is not None and checkpointer is not None:
+            resumed = checkpointer.restore(given, described)
+        elif not has_begun:
+            training.begin_fit(models, given, fingerprints=checkpointer is not None)
+        if team.leads:
+            run.meeting = b"".join(model.prepare_to_join(team) for model in models)
+        run.begin(resumed, has_begun=has_begun)
+    for model in models:
+        model.join(team, run.meeting)
+    return resumed

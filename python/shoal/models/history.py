@@ -12,8 +12,8 @@ Threads: a ``Curve`` belongs to the thread that fits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import msgspec
 
@@ -22,6 +22,7 @@ from shoal.metrics.exact import ratio
 from shoal.models.plan import Plan
 
 MOST_POINTS = 256
+_LONGEST_WINDOW = 1 << 40  # batches
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +87,10 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     grouped : GroupedAUC or None
         AUC within groups of the validation data, if it has groups.
     unmeasured : int
-        Examples that the model has learned from and that are not in ``metrics``: a worker that died had predicted them.
+        Examples that ``metrics.auc`` lacks: a worker that had predicted them died before it had sent its histogram.
     repeated : int
-        Examples that the model may have learned from twice, under SSP and ASP: a worker that died had pushed them.
+        Examples that the model may have learned from twice, under SSP and ASP: they were in flight when a worker died,
+        or when the checkpoint was written that the fit was resumed from.
     """
 
     number: int
@@ -229,7 +231,8 @@ class Curve:
         self.windows = Windows(batches_per_window=self._batches_per_window)
         if len(self._points) > MOST_POINTS:
             self._points = merged(self._points)
-            self._batches_per_window *= 2
+            # One of a pass never merges with others: with more passes than points windows grow no further.
+            self._batches_per_window = min(2 * self._batches_per_window, _LONGEST_WINDOW)
 
 
 def merged(points: list[Point]) -> list[Point]:
@@ -266,6 +269,17 @@ def _weight(point: Point) -> float:
     return point.window_examples if point.window_weight is None else point.window_weight
 
 
+class Best(msgspec.Struct, frozen=True, kw_only=True):
+    """The best pass of a fit with early stopping so far.
+
+    ``gain`` is `Plan.gain`, None before the first pass; ``number`` that of the pass, ``examples`` those learned from.
+    """
+
+    gain: float | None = None
+    number: int = 0
+    examples: int = 0
+
+
 class Record:
     """The mutable record of a model while it learns."""
 
@@ -288,20 +302,7 @@ class Record:
         self.schema = dict(schema or {})
         self.classes = classes  # the labels of y that are 0, 1, ...
         self.columns = columns  # of the array that the model has learned from
-
-    def restore(
-        self,
-        *,
-        points: tuple[Point, ...],
-        passes: Sequence[Pass],
-        fits: Sequence[Fit],
-        best_pass: int | None,
-        examples: int,
-    ) -> None:
-        """Restore what another process has learned from."""
-        self.curve = Curve(points)
-        self.passes, self.fits = list(passes), list(fits)
-        self.best_pass, self.examples = best_pass, examples
+        self.best = Best()  # of the fit that is under way
 
     @property
     def history(self) -> History:
@@ -309,3 +310,44 @@ class Record:
         return History(
             points=self.curve.points, passes=tuple(self.passes), best_pass=self.best_pass, fits=tuple(self.fits)
         )
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A record between two batches, for other processes."""
+
+    history: History
+    windows: Windows
+    best: Best
+    examples: int
+    format: str | None
+    schema: dict[str, Any]
+    classes: tuple[Any, ...] | None
+    columns: int | None
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """Describe a record."""
+        return cls(
+            history=record.history,
+            windows=record.curve.windows,
+            best=record.best,
+            examples=record.examples,
+            format=record.format,
+            schema=record.schema,
+            classes=record.classes,
+            columns=record.columns,
+        )
+
+    def give(self, record: Record) -> None:
+        """Make a record this one."""
+        self.give_curve(record)
+        history = self.history
+        record.passes, record.fits, record.best_pass = list(history.passes), list(history.fits), history.best_pass
+        record.best, record.examples = self.best, self.examples
+        record.format, record.schema = self.format, dict(self.schema)
+        record.classes, record.columns = self.classes, self.columns
+
+    def give_curve(self, record: Record) -> None:
+        """Make the curve of a record this one's."""
+        record.curve = Curve(self.history.points)
+        record.curve.windows = self.windows

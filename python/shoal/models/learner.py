@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from shoal.data import Batch
 from shoal.metrics import StreamMetrics
-from shoal.models.history import Record, Windows
+from shoal.models.history import Best, Record, Windows
 from shoal.models.measured import MeasuredExamples
-from shoal.models.pass_coordinator import PassCoordinator, Tolerance
 from shoal.models.plan import Plan
-from shoal.models.shares import WorkerState
+from shoal.models.team import Team, Tolerance
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.store.base import Store
 
@@ -77,8 +76,16 @@ class Learner(Evaluable, Protocol):
     def common_settings(self) -> dict[str, Any]:
         """The settings that all workers of a fit need to have in common, besides those of the plan."""
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
-        """Begin a fit, all workers together; ``has_begun``: others have begun it, ``is_over``: and have ended it."""
+    def prepare_to_join(self, team: Team) -> bytes:
+        """Return what all workers need to `join`: of the leader alone, before any of them does."""
+        return b""
+
+    def join(self, team: Team, meeting: bytes) -> None:
+        """Begin a fit, or continue one, all workers together: ``meeting`` is from `prepare_to_join`."""
+        return
+
+    def come_late(self) -> None:
+        """Take what a fit of others, which is over, has left on the servers besides the tables."""
         return
 
     def leave(self) -> None:
@@ -124,16 +131,12 @@ class Learner(Evaluable, Protocol):
         """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
         return wants
 
-    def random_state(self) -> bytes:
-        """Return the state of the random numbers that learning draws; empty if it draws none."""
-        return b""
-
-    def set_random_state(self, state: bytes) -> None:
-        """Restore `random_state`."""
+    def begin_batch(self, epoch: int, place: tuple[int, int, int]) -> None:
+        """Prepare to learn from the batch of this place in the pass: random numbers are a function of both."""
         return
 
     def local_state(self) -> bytes:
-        """Return what learning changes on this worker alone: its random numbers too. Empty if all is in tables."""
+        """Return what learning changes on this worker alone, of a fixed length. Empty if all is in tables."""
         return b""
 
     def set_local_state(self, state: bytes) -> None:
@@ -162,43 +165,29 @@ class Learner(Evaluable, Protocol):
 
 
 class FitState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a fit: with the weights, all that is needed to continue as if it had never stopped."""
+    """The state of a fit that is not over: with its tables, all that is needed to continue as if it had never stopped.
 
-    # The current pass, from 0, or the next one.
-    epoch: int = 0
-    # Batches learned from in this pass.
-    batches: int = 0
-    # Examples that the reader returned for them.
-    read: int = 0
-    # Examples that the learner had learned from when the pass began.
-    known: int = 0
-    # Of the reader after the last batch; None: the pass is read from its beginning, and `batches` are skipped.
-    position: dict[str, Any] | None = None
-    # `Learner.accumulator` of the pass; None between passes.
-    seen: dict[str, Any] | None = None
-    # Of the pass so far.
-    features: int = 0
+    What is left of the pass, and its metrics, are rows of a table (progress.py).
+    """
+
+    # Of the rows.
+    table: str
+    # Whether any batch of the pass was learned from.
+    is_within: bool
+    # Examples that all workers have learned from.
+    examples: int
     # That the pass has taken so far.
     seconds: float = 0.0
     # Of the learning curve.
     windows: Windows = msgspec.field(default_factory=Windows)
-    # unmeasured, repeated: As those of `shoal.models.history.Pass`.
-    unmeasured: int = 0
-    repeated: int = 0
-    # The best value for early stopping so far; None before the first pass.
-    best_gain: float | None = None
-    # best_pass, best_examples: Its pass and number of examples; 0 before the first pass.
-    best_pass: int = 0
-    best_examples: int = 0
-    # Within a pass of several workers: the state of each, which takes the place of `batches`, `read`, `position`,
-    # `seen`, `features`, `windows`, `unmeasured` and `repeated`.
-    workers: tuple[WorkerState, ...] = ()
+    best: Best = msgspec.field(default_factory=Best)
 
 
 class FitObserver:
     """An observer of a fit, such as checkpoints, logs and callbacks; by default it does nothing.
 
-    It is called by the thread that fits, between two batches. ``fit_state`` takes some milliseconds to compute.
+    It is called by the thread that fits, between two batches. ``fit_state`` is for the worker that leads, and takes
+    some milliseconds: it makes rows those of this moment.
     """
 
     def fit_began(self) -> None:
@@ -213,14 +202,10 @@ class FitObserver:
     def clock_done(self, fit_state: Callable[[], FitState]) -> None:
         """React to a clock in which this worker of several had no batch, since it has ended the pass."""
 
-    def meet(self, fit_state: Callable[[], FitState]) -> bool:
-        """Under ASP: wait for the others, having ended the pass; return whether all have."""
-        return True
-
-    def pass_done(self, fit_state: FitState) -> None:
+    def pass_done(self, fit_state: Callable[[], FitState]) -> None:
         """React to the end of a pass, which was measured if there is validation data."""
 
-    def interrupted(self, fit_state: FitState) -> None:
+    def interrupted(self, fit_state: Callable[[], FitState]) -> None:
         """React to Ctrl-C, SIGTERM or an error of the data: the fit ends after a batch, or between two passes."""
 
     def best_folder(self, pass_number: int) -> StorageDir | None:

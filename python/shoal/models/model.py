@@ -38,10 +38,10 @@ from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fitting import OfCallbacks
 from shoal.models.learner import Floats, Learner
 from shoal.models.linear_weights import BIAS_KEY, LinearWeights
-from shoal.models.pass_coordinator import Tolerance
 from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan
 from shoal.models.saved_model import SavedModel
 from shoal.models.scales import Sums, make_table
+from shoal.models.team import Tolerance
 from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir
 from shoal.store.base import Store
@@ -359,8 +359,8 @@ class Model(LinearWeights, SavedModel, Learner):
 
     @property
     def tolerance(self) -> Tolerance:
-        """What a fit withstands: all that its workers have is on the servers, or can be made again from the data."""
-        return Tolerance(replacement=True, change=True)
+        """What a fit withstands: all that its workers have is on the servers."""
+        return Tolerance()
 
     @property
     def common_settings(self) -> dict[str, Any]:

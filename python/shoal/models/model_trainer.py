@@ -10,13 +10,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import structs
 
+from shoal.base.fit_rows import AUC_EXAMPLES, AUC_SUM, AUC_UNIT, DIM, TOTALS
 from shoal.data import Batch, Reader
 from shoal.errors import ShoalError
-from shoal.metrics import Accumulator, StreamMetrics, accumulator_from_dict
-from shoal.models.history import Pass
-from shoal.models.learner import FitState, Floats, Learner, Prepared
+from shoal.metrics import Accumulator, StreamMetrics
+from shoal.models.history import Best, Pass
+from shoal.models.learner import Floats, Learner, Prepared
 from shoal.models.measured import Evaluation
 from shoal.models.plan import Plan
 from shoal.models.sources import feature_name
@@ -25,8 +27,6 @@ from shoal.storage.open import open_dir
 
 log = logging.getLogger(__name__)
 
-BEGINNING = FitState()
-
 # Constant predictions have a relative loss of 1; early in a pass a model may be above it, but not by this much, and not
 # over so many examples.
 _EXPLODED = 3.0
@@ -34,6 +34,7 @@ _ENOUGH_EXAMPLES = 10_000
 
 
 _LARGE_VALUE = 10.0
+_AUC_SECONDS = 1.0  # between two of those that others see while the pass is under way
 
 
 def _temporary_folder(number: int) -> None:
@@ -49,84 +50,99 @@ class ModelTrainer:
         plan: Plan,
         stack: ExitStack,
         best_folder: Callable[[int], StorageDir | None] = _temporary_folder,
-        at: FitState = BEGINNING,
     ) -> None:
         self.model = model
         self.seen = model.accumulator()
         self.stopped = False
+        # Malformed lines, and examples that may count twice, of this pass.
+        self.skipped = 0
+        self.repeated = 0
+        # Examples that the model had learned from when the pass began.
+        self.known = model.examples
         self._plan = plan
         self._stack = stack
         self._number = len(model.record.passes)
         self._features = 0
-        self.unmeasured = 0
-        self.repeated = 0
+        self._sums = np.zeros(DIM, np.int64)  # that others know of
+        self._counts: npt.NDArray[np.int64] | None = None
+        self._counted, self._has_counts = 0, False
+        self._auc, self._auc_due = (0, 0), 0.0  # for who watches: examples, and AUC x examples x AUC_UNIT
         self._largest = (1.0, 0)  # size of a value, and the key of its feature
         self._warned = False
         self._begin = 0.0
         self._dropped = 0
         self._temporary: StorageDir | None = None
         self._best_folder = best_folder
-        self._best_gain = -math.inf if at.best_gain is None else at.best_gain
-        self._best_pass = at.best_pass
-        self._best_examples = at.best_examples
-        self._folder: StorageDir | None = best_folder(at.best_pass) if at.best_pass else None  # holds the best weights
-        if at.best_pass and self._folder is None:
+        best = model.record.best.number
+        self._folder: StorageDir | None = best_folder(best) if best else None  # holds the best weights
+        if best and self._folder is None:
             raise ShoalError(
-                f"the best weights so far, of pass {at.best_pass}, were in a temporary folder of a worker that died: "
-                "begin the fit again, with checkpoint= where it can be passed"
+                f"the best weights so far, of pass {best}, were in a temporary folder of a worker that died: begin the "
+                "fit again, with checkpoint= where it can be passed"
             )
-        self._update_stopped()
-        if at is not BEGINNING:
-            model.record.curve.windows = at.workers[0].windows if at.workers else at.windows
+        self.update_stopped()
 
-    def begin(self, at: FitState = BEGINNING) -> None:
-        """Begin a pass, or resume one."""
-        seen, self._features = at.seen, at.features
-        self.unmeasured, self.repeated = at.unmeasured, at.repeated
-        if at.workers:
-            (own,) = at.workers
-            seen, self._features = own.seen, own.features
-            self.unmeasured, self.repeated = own.unmeasured, own.repeated
-        self.seen = self.model.accumulator() if seen is None else accumulator_from_dict(seen)
-        if at.workers:
-            self.model.record.examples = at.known + self.seen.examples + self.unmeasured
-            self.model.set_random_state(at.workers[0].random)
+    def begin(self, seen: StreamMetrics | None = None, sums: npt.NDArray[np.int64] | None = None) -> None:
+        """Begin a pass, or a part of one; ``seen`` and ``sums``: the metrics of the one that this worker resumes."""
+        self.seen = self.model.accumulator() if seen is None else seen
+        features, skipped, repeated = (0, 0, 0) if sums is None else sums[:TOTALS].tolist()
+        self._features, self.skipped, self.repeated = features, skipped, repeated
+        self._sums = np.zeros(DIM, np.int64)
+        self._counts, self._counted, self._auc, self._auc_due = None, 0, (0, 0), 0.0
+        self._has_counts = len(self.seen.histogram()) > 0
         self._number = len(self.model.record.passes) + 1
         self._largest = (1.0, 0)
         self._dropped = self.model.nonfinite_rows()
-        self._begin = time.perf_counter() - at.seconds
+        self._begin = time.perf_counter()
 
-    def fit_state(self, data: FitState, *, between: bool = False) -> FitState:
-        """Return the state of the fit: ``data`` has the position in the pass; ``between``: between two passes."""
-        best = structs.replace(
-            data,
-            windows=self.model.record.curve.windows,
-            best_gain=None if self._best_gain == -math.inf else self._best_gain,
-            best_pass=self._best_pass,
-            best_examples=self._best_examples,
-        )
-        if between:
-            return best
-        seconds = time.perf_counter() - self._begin
-        return structs.replace(
-            best,
-            seen=self.seen.to_dict(),
-            features=self._features,
-            seconds=seconds,
-            unmeasured=self.unmeasured,
-            repeated=self.repeated,
-        )
+    @property
+    def seconds(self) -> float:
+        """Since the pass began here."""
+        return time.perf_counter() - self._begin
 
-    def skip(self, batch: Batch) -> None:
-        """Record a batch that the predecessor of this worker has learned from."""
-        self._features += batch.nnz
-        self.unmeasured += len(batch)
-        self.model.record.examples += len(batch)
+    def add_seconds(self, seconds: float) -> None:
+        """Count the time that the pass had taken before."""
+        self._begin -= seconds
 
-    def measure(self) -> tuple[float, float | None]:
-        """Return loss and AUC of the pass so far; None for an AUC that is not defined yet."""
-        auc = self.seen.auc
-        return self.seen.logloss, None if math.isnan(auc) else auc
+    # ---- its metrics as whole numbers that add up --------------------------------------------------------------------
+
+    def sums(self) -> npt.NDArray[np.int64]:
+        """Return the row of SUMS of what was learned from here."""
+        row = np.zeros(DIM, np.int64)
+        row[:TOTALS] = self._features, self.skipped, self.repeated
+        totals = self.seen.totals()
+        row[TOTALS : TOTALS + len(totals)] = totals
+        if self._has_counts:
+            row[TOTALS + len(totals) - 1] = self._counted
+            row[AUC_EXAMPLES], row[AUC_SUM] = self._auc
+        return row
+
+    def take_sums(self) -> npt.NDArray[np.int64]:
+        """Return what `sums` have grown by since the last call, with an AUC that is about a second old."""
+        if self._has_counts and time.perf_counter() >= self._auc_due:
+            self._auc_due = time.perf_counter() + _AUC_SECONDS
+            if not math.isnan(auc := self.seen.quality):
+                self._auc = self.seen.examples, round(auc * self.seen.examples * AUC_UNIT)
+        before, self._sums = self._sums, self.sums()
+        return self._sums - before
+
+    @property
+    def uncounted(self) -> int:
+        """Examples whose counts were not taken yet."""
+        return self.seen.examples - self._counted
+
+    def take_counts(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Return what the histogram has grown by since the last call: numbers of blocks, and the blocks."""
+        if not self._has_counts:
+            return np.empty(0, np.uint64), np.empty((0, DIM), np.int64)
+        self._counted = self.seen.examples
+        counts = self.seen.histogram().reshape(-1, DIM)
+        grown = counts if self._counts is None else counts - self._counts
+        self._counts = counts.copy()
+        blocks = np.flatnonzero(grown.any(axis=1))
+        return blocks.astype(np.uint64), grown[blocks]
+
+    # ---- a pass ------------------------------------------------------------------------------------------------------
 
     def learn(self, batch: Batch, prepared: Prepared) -> None:
         """Learn from one batch and record it."""
@@ -188,7 +204,7 @@ class ModelTrainer:
             progress=self.seen,
         )
 
-    def end(self, *, skipped: int, complete: bool, reader: object = None) -> None:
+    def end(self, *, complete: bool, reader: object = None) -> None:
         """Record the pass over a reader."""
         self._warn_of_scale(reader)
         record = self.model.record
@@ -200,39 +216,30 @@ class ModelTrainer:
                 number=self._number,
                 metrics=self.seen.result(),
                 auc_error=self.seen.auc_error,
-                seconds=time.perf_counter() - self._begin,
-                skipped=skipped,
+                seconds=self.seconds,
+                skipped=self.skipped,
                 complete=complete,
                 valid=None,
                 features=self._features,
-                unmeasured=self.unmeasured,
+                unmeasured=self.seen.unplaced,
                 repeated=self.repeated,
             )
         )
         if dropped := self.model.nonfinite_rows() - self._dropped:
             log.warning("%d gradients were not finite and changed nothing: check the data for huge values", dropped)
 
-    def merge(self, seen: StreamMetrics, *, features: int, skipped: int, unmeasured: int, repeated: int) -> None:
-        """Make the pass that has ended that of all workers, with their metrics and sums."""
-        record = self.model.record
-        record.examples += seen.examples - self.seen.examples + unmeasured - self.unmeasured
+    def merge(self, seen: StreamMetrics, sums: npt.NDArray[np.int64]) -> None:
+        """Make the pass that is about to end that of all workers, by their metrics and sums."""
         self.seen = seen
-        record.passes[-1] = structs.replace(
-            record.passes[-1],
-            metrics=seen.result(),
-            auc_error=seen.auc_error,
-            features=features,
-            skipped=skipped,
-            unmeasured=unmeasured,
-            repeated=repeated,
-        )
-        if unmeasured or repeated:
+        self._features, self.skipped, self.repeated = sums[:TOTALS].tolist()
+        self.model.record.examples = self.known + seen.examples
+        if seen.unplaced or self.repeated:
             log.warning(
-                "pass %d: workers have died; %d examples that they had learned from are not in the metrics of the "
-                "pass, and %d may have been learned from twice",
+                "pass %d: workers have died; %d examples that they had predicted are not in its AUC, and %d may have "
+                "been learned from twice",
                 self._number,
-                unmeasured,
-                repeated,
+                seen.unplaced,
+                self.repeated,
             )
 
     def record_validation(self, found: Evaluation, *, last: bool) -> None:
@@ -241,42 +248,44 @@ class ModelTrainer:
         passes[-1] = structs.replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
         if self._plan.patience is None:
             return
-        gain = self._plan.gain(found.metrics)
-        if self._best_pass == 0 or gain > self._best_gain + self._plan.min_delta:
-            self._best_gain, self._best_pass, self._best_examples = gain, self._number, self.model.examples
+        gain, best = self._plan.gain(found.metrics), self.model.record.best
+        if best.gain is None or gain > best.gain + self._plan.min_delta:
+            self.model.record.best = Best(gain=gain, number=self._number, examples=self.model.examples)
             if not last:  # otherwise the model has the best weights already
                 self._save_best()
-        self._update_stopped()
 
-    def _update_stopped(self) -> None:
-        patience = self._plan.patience
-        self.stopped = patience is not None and 0 < self._best_pass <= self._number - patience
+    def update_stopped(self) -> None:
+        """Stop, if the passes that are recorded have not improved for long enough."""
+        record, patience = self.model.record, self._plan.patience
+        self.stopped = patience is not None and 0 < record.best.number <= len(record.passes) - patience
+        if record.best.number:
+            self._folder = self._best_folder(record.best.number) or self._folder
 
     def finish(self) -> None:
         """Restore the weights of the model's best pass."""
-        if self._best_pass == 0:
+        record = self.model.record
+        if record.best.number == 0:
             return
-        self.model.record.best_pass = self._best_pass
-        if self._best_pass == self._number:
+        record.best_pass = record.best.number
+        if record.best.number == len(record.passes):
             return
         assert self._folder is not None
         self.model.restore_weights(self._folder)
-        self.model.record.examples = self._best_examples
-        log.info("pass %d was the best of %d: the model has its weights", self._best_pass, self._number)
+        record.examples = record.best.examples
+        log.info("pass %d was the best of %d: the model has its weights", record.best_pass, len(record.passes))
 
     def _save_best(self) -> None:
-        folder = self._best_folder(self._best_pass)
+        number = self.model.record.best.number
+        folder = self._best_folder(number)
         if folder is not None:
             self._folder = folder
-            # A replacement of worker 0 keeps what its predecessor has written: the weights may have changed since.
-            if self.model.store.rank == 0 and not self.model.store.member.is_past():
-                folder.clear()  # of a fit that was killed
-                self.model.save_weights(folder)
+            folder.clear()  # of a fit that was killed
+            self.model.save_weights(folder)
             return
         if self._temporary is None:
             self._temporary = open_dir(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
         before = self._temporary.subdirectories()
-        self._folder = self._temporary.child(str(self._best_pass))
+        self._folder = self._temporary.child(str(number))
         self.model.save_weights(self._folder)
         for old in before:
             self._temporary.child(old).clear()

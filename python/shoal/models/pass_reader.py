@@ -1,10 +1,11 @@
 """PassReader: the batches of a pass that one worker has not learned from, and its position among them.
 
-    shares --> each: reader at its position --> plan (sample, shuffle, warm up) --> own batches, in order
+    shares --> each: reader at the beginning of a block --> plan (sample, shuffle, warm up) --> own batches, in order
                                                                                      `learned` follows behind
 
-The reader is read ahead of learning: a record of each batch waits until that batch was learned from. If each batch of
-the reader makes one of the pass, the reader resumes; otherwise the share is read again and its batches are skipped.
+The reader is read ahead of learning: the place of each batch waits until that batch was learned from. A reader resumes
+at the beginning of a block, whose batches that were learned from are skipped; other data is read again from its
+beginning.
 
 Threads: batches belong to the thread that iterates, all else to the one that learns.
 """
@@ -12,32 +13,38 @@ Threads: batches belong to the thread that iterates, all else to the one that le
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from msgspec import structs
-
 from shoal.data import Batch, Reader
-from shoal.metrics import accumulator_from_dict
-from shoal.models.history import Windows
-from shoal.models.learner import FitState
+from shoal.data.rebatch import Cursor
 from shoal.models.plan import Plan
-from shoal.models.shares import Share, WorkerState, share_of
+from shoal.models.shares import Share
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+_BEGINNING = Cursor()
+
+
+class _Begin(NamedTuple):
+    """Where a block begins: the reader's cursor, the block's number, that of its first batch, examples before it."""
+
+    cursor: Cursor
+    number: int
+    first: int
+    read: int
+    learned: int
+
 
 class _Place(NamedTuple):
-    """Where a batch ends: which share, its batches, examples and examples read so far, the reader's cursor."""
+    """A batch: the index of its share, its number in the split, examples of the split up to it, its block."""
 
     share: int
-    batches: int
+    number: int
     examples: int
-    read: int
-    cursor: Any
+    block: _Begin
 
 
 class PassReader:
@@ -47,33 +54,29 @@ class PassReader:
         self,
         reader: Iterable[Batch],
         plan: Plan,
-        at: FitState,
+        shares: Sequence[Share],
         *,
+        epoch: int,
+        known: int,
         rank: int,
         workers: int,
-        follow: bool,
-        in_parts: bool = False,
     ) -> None:
-        # `at`.
-        self.begin = at
         self._plan = plan
-        self._whole = plan.source(reader, at.epoch)
+        self._epoch = epoch
+        self._known = known
+        self._whole = plan.source(reader, epoch)
+        self._own = (rank, workers)
+        self._position: dict[str, Any] = {}
+        if isinstance(self._whole, Reader):
+            self._position = self._whole.position()
+            self._own = cast("tuple[int, int]", tuple(self._position["shard"]))
+        self._shares = list(shares)
         # The reader that was read last.
         self.last: object = self._whole
-        self._own = (rank, workers)
-        if isinstance(self._whole, Reader):
-            rank, workers = self._own = cast("tuple[int, int]", tuple(self._whole.position()["shard"]))
-        self._follow = follow
-        self._in_parts = in_parts or workers > 1 or bool(at.workers)
-        if at.workers:
-            self._shares = at.workers[0].shares
-        else:
-            examples = 0 if at.seen is None else accumulator_from_dict(at.seen).examples
-            own = Share(rank=rank, workers=workers, batches=at.batches, examples=examples, read=at.read)
-            self._shares = (structs.replace(own, position=at.position),)
-        self._sources = [self._open(share) for share in self._shares]
+        self._sources: list[Iterable[Batch]] = []
+        for share in self._shares:
+            self._sources.append(self._open(share))
         self._ahead: deque[_Place] = deque()
-        self._place: _Place | None = None
         self._parts_done: list[Callable[[], float]] = [
             source.progress for source in self._sources if hasattr(source, "progress")
         ]
@@ -81,14 +84,16 @@ class PassReader:
             self.progress: Callable[[], float] = self._progress
 
     def _open(self, share: Share) -> Iterable[Batch]:
+        is_own = (share.rank, share.workers) == self._own
         if isinstance(self._whole, Reader):
-            if share.position is not None:
-                return self._whole.resume(share.position)
-            is_own = (share.rank, share.workers) == self._own
-            return self._whole if is_own else share_of(self._whole, share.rank, share.workers)
-        if share.position is not None:
+            place = [share.file, share.offset, share.rows, share.skipped]
+            # Its passes count lines and progress for one share each.
+            if is_own and place == [*_BEGINNING] and self._whole not in self._sources:
+                return self._whole
+            return self._whole.resume({**self._position, "shard": [share.rank, share.workers], "place": place})
+        if share.block:
             raise TypeError(f"the fit is within a reader, and this is a {type(self._whole).__name__}: pass a reader")
-        if (share.rank, share.workers) != self._own:
+        if not is_own:
             raise ValueError(
                 f"the fit was begun with {share.workers} workers, and only data of a reader can be divided again: "
                 f"resume with {share.workers} workers, or pass a reader"
@@ -99,113 +104,86 @@ class PassReader:
 
     def __iter__(self) -> Generator[Batch]:
         """Return the batches that were not learned from yet."""
-        for number in range(len(self._shares)):
-            self.last = self._sources[number]
-            yield from self._batches_of(number)
+        for index, share in enumerate(self._shares):
+            self.last = source = self._sources[index]
+            is_reader = isinstance(source, Reader)
+            batches = self._plan.batches(
+                source,
+                self._epoch,
+                self._known,
+                block=share.block,
+                read=share.read,
+                learned=share.learned,
+                workers=share.workers,
+            )
+            cursor = Cursor(share.file, share.offset, share.rows, share.skipped)
+            block = _Begin(cursor, share.block, share.first, share.read, share.learned)
+            number, examples, next_one = share.first, share.learned, share.next
+            with closing(batches):
+                for batch, origin in batches:
+                    if is_reader and origin.number != block.number:
+                        block = _Begin(origin.cursor, origin.number, number, origin.read, examples)
+                    examples += len(batch)
+                    if number == next_one:
+                        if number == share.next:
+                            self._check(share, examples - len(batch))
+                        self._ahead.append(_Place(index, number, examples, block))
+                        next_one += share.step
+                        yield batch
+                    number += 1
+            if share.next >= number:
+                self._check(share, examples)
 
-    def _batches_of(self, number: int) -> Iterator[Batch]:
-        share, source, at = self._shares[number], self._sources[number], self.begin
-        counted = _Counted(source, share.read if share.position is not None else 0)
-        read = share.read if share.position is not None else 0
-        stream = iter(self._plan.batches(counted, at.epoch, at.known, read, share.workers))
-        with closing(cast("Generator[Batch]", stream)):
-            if share.position is None and share.batches:
-                _skip(stream, share.batches, share.examples)
-            batches, examples = share.batches, share.examples
-            for i, batch in enumerate(stream):
-                batches, examples = batches + 1, examples + len(batch)
-                if i < share.skip or (i - share.skip) % share.step:
-                    continue
-                is_followed = self._follow and isinstance(source, Reader)
-                cursor = source.cursor if is_followed and isinstance(source, Reader) else None
-                self._ahead.append(_Place(number, batches, examples, counted.read, cursor))
-                yield batch
+    @staticmethod
+    def _check(share: Share, found: int) -> None:
+        """Check the number of examples that were skipped."""
+        if share.step == 1 and found != share.examples:
+            raise ValueError(
+                f"the fit had learned from {share.examples:,} examples of this pass in {share.next:,} batches, and "
+                f"these have {found:,} now: the data has changed, or was appended to after an incomplete batch"
+            )
 
     def _progress(self) -> float:
         return sum(done() for done in self._parts_done) / len(self._parts_done)
 
     # ---- the position ------------------------------------------------------------------------------------------------
 
-    def learned(self) -> None:
-        """Record that one more batch was learned from."""
-        self._place = self._ahead.popleft()
+    @property
+    def index(self) -> int:
+        """Of the share of the oldest batch that was returned and is not learned from yet."""
+        return self._ahead[0].share
 
     @property
-    def skipped(self) -> int:
-        """Malformed lines that were skipped."""
-        return sum(int(getattr(source, "skipped", 0)) for source in self._sources)
+    def number(self) -> tuple[int, int, int]:
+        """Its split, (rank, workers), and its number there."""
+        place = self._ahead[0]
+        share = self._shares[place.share]
+        return share.rank, share.workers, place.number
 
-    def left(self) -> tuple[Share, ...]:
-        """Return what is left of the shares."""
-        place = self._place
-        if place is None:
-            return self._shares
-        share, source = self._shares[place.share], self._sources[place.share]
-        position = source.position(place.cursor) if place.cursor is not None and isinstance(source, Reader) else None
-        current = structs.replace(
-            share,
-            batches=place.batches,
-            examples=place.examples,
-            read=place.read if position is not None else 0,
-            position=position,
-            skip=share.step - 1,
+    def learned(self) -> tuple[int, Share]:
+        """Record that it was learned from; return the index of its share, and what is left of that."""
+        index, number, examples, block = self._ahead.popleft()
+        share = self._shares[index]
+        cursor = block.cursor
+        left = Share(
+            rank=share.rank,
+            workers=share.workers,
+            next=number + share.step,
+            step=share.step,
+            examples=examples,
+            file=cursor.file,
+            offset=cursor.offset,
+            rows=cursor.rows,
+            skipped=cursor.skipped,
+            block=block.number,
+            first=block.first,
+            read=block.read,
+            learned=block.learned,
+            counts=share.counts,
+            repeats=share.repeats,
         )
-        return (current, *self._shares[place.share + 1 :])
+        return index, left
 
-    def state_in(self, state: FitState, random: Callable[[], bytes]) -> FitState:
-        """Return the state of a fit with the position of this pass; ``state`` has all else."""
-        left = self.left()
-        if not self._in_parts:
-            (share,) = left
-            return structs.replace(state, batches=share.batches, read=share.read, position=share.position)
-        assert state.seen is not None
-        worker = WorkerState(
-            shares=left,
-            seen=state.seen,
-            features=state.features,
-            windows=state.windows,
-            random=random(),
-            unmeasured=state.unmeasured,
-            repeated=state.repeated,
-        )
-        return structs.replace(
-            state,
-            batches=0,
-            read=0,
-            position=None,
-            seen=None,
-            features=0,
-            windows=Windows(),
-            unmeasured=0,
-            repeated=0,
-            workers=(worker,),
-        )
-
-
-class _Counted:
-    """Batches of a source, whose examples are counted."""
-
-    def __init__(self, source: Iterable[Batch], read: int) -> None:
-        self._source = source
-        self.read = read
-
-    def __iter__(self) -> Iterator[Batch]:
-        iterator = iter(self._source)
-        try:
-            for batch in iterator:
-                self.read += len(batch) if isinstance(batch, Batch) else 0
-                yield batch
-        finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
-
-
-def _skip(stream: Iterator[Batch], count: int, examples: int) -> None:
-    """Skip the batches that were learned from, and check their number of examples."""
-    found = sum(len(batch) for batch in islice(stream, count))
-    if found != examples:
-        raise ValueError(
-            f"the fit had learned from {examples:,} examples of this pass in {count:,} batches, and these have "
-            f"{found:,} now: the data has changed, or was appended to after an incomplete batch"
-        )
+    def skipped_in(self, index: int) -> int:
+        """Return how many malformed lines of a share were skipped, if this worker counts them."""
+        return int(getattr(self._sources[index], "skipped", 0)) if self._shares[index].counts else 0

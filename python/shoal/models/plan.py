@@ -8,8 +8,10 @@ Threads: a plan is immutable; the batches of a pass belong to the thread that it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import msgspec
@@ -18,6 +20,7 @@ import numpy as np
 from shoal.base.scalars import make_plain, whole
 from shoal.config import FitConfig
 from shoal.data import Batch, Reader
+from shoal.data.rebatch import Cursor
 from shoal.metrics import Metrics
 from shoal.models import preprocessing
 
@@ -82,6 +85,18 @@ def early_stopping_of(config: FitConfig) -> EarlyStopping | None:
     if config.patience is None:
         return None
     return EarlyStopping(config.patience, metric=config.metric, min_delta=config.min_delta)
+
+
+class Block(NamedTuple):
+    """What a plan makes batches of by itself: one batch of the reader, or those that it shuffles together.
+
+    ``read`` is the number of the reader's examples before it, ``cursor`` the reader's there, but of the first block of
+    an iteration, and of other data.
+    """
+
+    number: int
+    read: int
+    cursor: Cursor
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,31 +168,57 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the order of examples changes."""
         return bool(preprocessing.shuffle_buffer(self.shuffle))
 
-    @property
-    def keeps_batches(self) -> bool:
-        """Whether each of the reader's batches makes one batch of the pass, so that a pass can resume after any."""
-        return not self.warm_up and not preprocessing.shuffle_buffer(self.shuffle)
-
     def batches(
-        self, reader: Iterable[Batch], epoch: int, learned: int, read: int = 0, workers: int = 1
-    ) -> Iterable[Batch]:
-        """Return the batches of one pass, counted from 0, for models that have learned from ``learned`` examples.
+        self,
+        reader: Iterable[Batch],
+        epoch: int,
+        known: int,
+        *,
+        block: int = 0,
+        read: int = 0,
+        learned: int = 0,
+        workers: int = 1,
+    ) -> Generator[tuple[Batch, Block]]:
+        """Return the batches of a pass, counted from 0, from a block on, for models that have learned from ``known``.
 
-        ``read`` is the number of examples of the pass before those of ``reader``, which has the examples of one of
-        ``workers``.
+        ``read`` and ``learned`` are the examples of the reader, and of batches, before that block. The reader has the
+        examples of one of ``workers``.
         """
-        batches: Iterable[Batch] = preprocessing.examples_of(reader)
+        buffer = preprocessing.shuffle_buffer(self.shuffle)
+        size = max(1, buffer)
+        cursor = Cursor()
+        failed: Exception | None = None
+        with closing(preprocessing.examples_of(reader)) as source:
+            while True:
+                place = Block(block, read, cursor)
+                taken: list[Batch] = []
+                try:
+                    for batch in islice(source, size):
+                        taken.append(self._chosen(batch, (epoch << _PASS_BITS) + read))
+                        read += len(batch)
+                except Exception as error:
+                    failed = error  # after the batches before it
+                if isinstance(reader, Reader):
+                    cursor = reader.cursor
+                made: Iterable[Batch] = taken
+                if buffer:
+                    made = preprocessing.shuffled(taken, [self.seed, epoch, block])
+                if self.warm_up:
+                    made = preprocessing.warmed_up(made, known + workers * learned, workers)
+                for batch in made:
+                    learned += len(batch)
+                    yield batch, place
+                if failed is not None:
+                    raise failed
+                if len(taken) < size:
+                    return
+                block += 1
+
+    def _chosen(self, batch: Batch, first: int) -> Batch:
+        """Sample and weigh a batch of the reader whose first example has the number ``first``; a shuffle holds less."""
         if self.negative_rate < 1.0:
-            batches = preprocessing.sampled(
-                batches, preprocessing.Sampling(self.negative_rate, self.seed), (epoch << _PASS_BITS) + read
-            )
-        if self.class_weight is not None:
-            batches = preprocessing.class_weighted(batches, self.class_weight)
-        if buffer := preprocessing.shuffle_buffer(self.shuffle):
-            batches = preprocessing.shuffled(batches, buffer, self.seed, epoch)
-        if self.warm_up:
-            batches = preprocessing.warmed_up(batches, learned, workers)
-        return batches
+            batch = preprocessing.Sampling(self.negative_rate, self.seed).apply(batch, first)
+        return batch if self.class_weight is None else preprocessing.class_weighted(batch, self.class_weight)
 
     def gain(self, metrics: Metrics) -> float:
         """Return the quantity that early stopping maximizes."""

@@ -3,8 +3,8 @@
     reader --> Sampling: some negatives --> Shuffle: within a buffer --> warm-up: small batches at first
            --> sort: one batch ahead --> (batch, KeyBatch)
 
-Each step is a generator over the one before it, and the reader is iterated by the caller's thread: an iterable that
-belongs to a thread is used by that thread alone.
+`Plan.batches` combines them. The reader is iterated by the caller's thread: an iterable that belongs to a thread is
+used by that thread alone.
 
 Invariants
     I1  The batches are a function of the data, the seed, the number of the pass and the number of examples learned from
@@ -18,7 +18,7 @@ threads of the store sort together, are sorted when they are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -98,48 +98,22 @@ class Sampling(msgspec.Struct, frozen=True):
         return Batch(kept.labels, kept.indptr, kept.keys, kept.values, weights, kept.fields)
 
 
-def sampled(batches: Iterable[Batch], sampling: Sampling, first: int) -> Iterator[Batch]:
-    """Sample the negatives of each batch; ``first`` is the number of the first example."""
-    for batch in batches:
-        yield sampling.apply(batch, first)
-        first += len(batch)
-
-
-def class_weighted(batches: Iterable[Batch], weights: tuple[float, ...]) -> Iterator[Batch]:
+def class_weighted(batch: Batch, weights: tuple[float, ...]) -> Batch:
     """Multiply the weights of examples of the labels 0, 1, ... by ``weights``."""
     each = np.array(weights, np.float32)
-    for batch in batches:
-        # A label that is none of a class has an error later, before anything is learned.
-        numbers = np.minimum(np.where(batch.labels > 0, batch.labels, 0), len(each) - 1)
-        scale = each[numbers.astype(np.intp)]
-        weighed = scale if batch.weights is None else batch.weights * scale
-        yield Batch(batch.labels, batch.indptr, batch.keys, batch.values, weighed, batch.fields)
+    # A label that is none of a class has an error later, before anything is learned.
+    numbers = np.minimum(np.where(batch.labels > 0, batch.labels, 0), len(each) - 1)
+    scale = each[numbers.astype(np.intp)]
+    weighed = scale if batch.weights is None else batch.weights * scale
+    return Batch(batch.labels, batch.indptr, batch.keys, batch.values, weighed, batch.fields)
 
 
-def shuffled(batches: Iterable[Batch], buffer: int, seed: int, number: int) -> Iterator[Batch]:
-    """Permute the examples of every ``buffer`` batches; the batches keep their sizes.
-
-    Each example once. The order is set by (seed, number of the pass). Holds twice the buffer at most.
-    """
-    random = np.random.default_rng([seed, number])
-    waiting: list[Batch] = []
-    try:
-        for batch in batches:
-            waiting.append(batch)
-            if len(waiting) == buffer:
-                full, waiting = waiting, []
-                yield from _mixed(full, random)
-    except Exception:
-        yield from _mixed(waiting, random)  # I2
-        raise
-    yield from _mixed(waiting, random)
-
-
-def _mixed(batches: list[Batch], random: np.random.Generator) -> Iterator[Batch]:
+def shuffled(batches: Sequence[Batch], seed: Sequence[int]) -> Iterator[Batch]:
+    """Permute the examples of some batches; the batches keep their sizes. Holds them twice."""
     if not batches:
         return
     whole = joined(batches)
-    order = random.permutation(len(whole))
+    order = np.random.default_rng(seed).permutation(len(whole))
     ends = np.cumsum([len(batch) for batch in batches])
     for rows in np.split(order, ends[:-1]):
         yield take(whole, rows)
@@ -172,7 +146,7 @@ def shuffle_buffer(shuffle: bool | int) -> int:
     return whole("shuffle", shuffle, 0, "the number of batches to shuffle among, True for 16, or 0")
 
 
-def examples_of(reader: Iterable[Batch]) -> Iterator[Batch]:
+def examples_of(reader: Iterable[Batch]) -> Generator[Batch]:
     """Iterate, and close the iterator in any case at the end: a reader's thread then ends with the pass."""
     iterator = iter(reader)
     try:

@@ -1,12 +1,12 @@
 """Shares: what each worker of a fit has left of a pass, and its division among another number of workers.
 
-    share    the batches of one split of the data, (rank, workers), as the plan makes them from the reader's
+    share    batches of one split of the data, (rank, workers), as the plan makes them from the reader's
 
-    batches of the share    0 1 2 3 4 5 6 7 8 9 ...
-                            learned | skip, then every step-th         a share of 2 workers: step 2, skip 0 and 1
+    numbers of the split    0 1 2 3 4 5 6 7 8 9 ...
+                                  ^ next, and then every step-th     a share of 2 workers: next 3 and 4, step 2
 
-A fit that resumes with as many workers gives each its own shares. With fewer, a worker gets the shares of several, one
-after another. With more, several workers read the same share, and each learns from every k-th batch of what is left.
+A fit that continues with as many workers gives each its own shares. With fewer, a worker gets the shares of several,
+one after another. With more, several workers read the same share, and each learns from every k-th batch that is left.
 
 Invariants
     I1  The shares of all workers have every batch of the pass that was not learned from, each once.
@@ -17,84 +17,79 @@ Threads: all of this is immutable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Self
 
 import msgspec
 from msgspec import structs
 
 from shoal.data import Reader
-from shoal.metrics import accumulator_from_dict
-from shoal.models.history import Windows
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of one split of the data."""
+    """What one worker has left of one split of the data; all of it is whole numbers.
+
+    A *block* is what a plan makes batches of by itself: one batch of the reader, or those that it shuffles together.
+    """
 
     # rank, workers: The split: `shoal.data.Reader.split`.
     rank: int = 0
     workers: int = 1
-    # batches, examples: Batches of the plan up to the position, and their examples.
-    batches: int = 0
-    examples: int = 0
-    # Examples that the reader returned for them.
-    read: int = 0
-    # Of the reader after them; None: the split is read from its beginning, and `batches` are skipped.
-    position: dict[str, Any] | None = None
-    # Batches after the position that other workers learn from.
-    skip: int = 0
-    # Distance from one batch of this worker to the next.
+    # next, step: Number of the next batch of this worker, and the distance from one of its batches to the next.
+    next: int = 0
     step: int = 1
+    # Examples of all batches of the split before `next`; of one that other workers read too: that were read here.
+    examples: int = 0
+    # file, offset, rows, skipped: `shoal.data.Cursor` of the reader at the beginning of a block.
+    file: int = 0
+    offset: int = 0
+    rows: int = 0
+    skipped: int = 0
+    # block, first: The block's number, and that of its first batch.
+    block: int = 0
+    first: int = 0
+    # read, learned: Examples of the reader, and of the batches, before the block.
+    read: int = 0
+    learned: int = 0
+    # Whether malformed lines count, of several workers that read the same.
+    counts: bool = True
+    # Batches from `next` on that may have been learned from already.
+    repeats: int = 0
+
+    def to_row(self) -> list[int]:
+        """Return all of it."""
+        return [int(value) for value in structs.astuple(self)]
+
+    @classmethod
+    def from_row(cls, row: Sequence[int]) -> Self:
+        """Return the share of `to_row`."""
+        *values, counts, repeats = row
+        return cls(**dict(zip(cls.__struct_fields__, values, strict=False)), counts=bool(counts), repeats=repeats)
 
 
-class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one worker within a pass."""
-
-    # What it has left of the pass; the first one may be in part learned from.
-    shares: tuple[Share, ...]
-    # `shoal.models.learner.Learner.accumulator` of the pass.
-    seen: dict[str, Any]
-    # Of the pass so far.
-    features: int = 0
-    # Of the learning curve.
-    windows: Windows = msgspec.field(default_factory=Windows)
-    # Of a learner that draws random numbers: their state.
-    random: bytes = b""
-    # unmeasured, repeated: As those of `shoal.models.history.Pass`.
-    unmeasured: int = 0
-    repeated: int = 0
+ROW = len(Share.__struct_fields__)
 
 
-def divided(states: Sequence[WorkerState], workers: int) -> list[WorkerState]:
-    """Divide what workers have left of a pass among ``workers``; the first one takes over the metrics of those gone."""
-    if workers == len(states):
-        return list(states)
-    seen = accumulator_from_dict(states[0].seen)
-    empty = seen.empty().to_dict()
-    shares: list[list[Share]] = [[] for _ in range(workers)]
-    for state in states[1:]:
-        seen.merge(accumulator_from_dict(state.seen))
-    if workers < len(states):
-        for number, state in enumerate(states):
-            shares[number % workers] += state.shares
-    else:
-        for rank in range(workers):
-            state = states[rank % len(states)]
-            readers = len(range(rank % len(states), workers, len(states)))
-            shares[rank] += [
-                structs.replace(share, skip=share.skip + rank // len(states) * share.step, step=share.step * readers)
-                for share in state.shares
-            ]
-    return [
-        WorkerState(
-            shares=tuple(shares[rank]),
-            seen=empty if rank else seen.to_dict(),
-            features=0 if rank else sum(state.features for state in states),
-            windows=Windows() if rank else states[0].windows,
-            unmeasured=0 if rank else sum(state.unmeasured for state in states),
-            repeated=0 if rank else sum(state.repeated for state in states),
-        )
-        for rank in range(workers)
-    ]
+def divided(lists: Sequence[Sequence[Share]], workers: int) -> list[list[Share]]:
+    """Divide what workers have left of a pass, a list each, among ``workers``."""
+    if workers <= len(lists) or not lists:
+        return [[share for shares in lists[rank::workers] for share in shares] for rank in range(workers)]
+    divisions = []
+    for rank in range(workers):
+        origin, number = rank % len(lists), rank // len(lists)
+        readers = len(range(origin, workers, len(lists)))
+        divisions.append([_part_of(share, number, readers) for share in lists[origin]])
+    return divisions
+
+
+def _part_of(share: Share, number: int, readers: int) -> Share:
+    """Return what reader ``number`` of a share learns from."""
+    return structs.replace(
+        share,
+        next=share.next + number * share.step,
+        step=share.step * readers,
+        counts=share.counts and number == 0,
+        repeats=len(range(number, share.repeats, readers)),
+    )
 
 
 def share_of(reader: Reader, rank: int, workers: int) -> Reader:

@@ -26,10 +26,10 @@ class Activity:
         self._saved_at: float | None = None
         self._save_seconds = 0.0
 
-    def learned(self, examples: int, measure: Callable[[], tuple[float, float | None]]) -> None:
-        """Count examples; about once per second, call a function that returns loss and AUC."""
+    def learned(self, examples: int, measure: Callable[[], tuple[float, float | None]] | None = None) -> None:
+        """Count examples; about once per second, call a function, if there is one, that returns loss and AUC."""
         self.examples += examples
-        if self._clock() >= self._measure_at:
+        if measure is not None and self._clock() >= self._measure_at:
             self.loss, self.auc = measure()
             self._measure_at = self._clock() + _MEASURE_SECONDS
 

@@ -29,7 +29,7 @@ from shoal.optim import FTRL, SGD, Add, Init, Optimizer, Zeros
 from shoal.store.activity import Activity
 from shoal.store.description import check_same
 from shoal.store.files import StoreFiles
-from shoal.store.member import Member
+from shoal.store.member import BARRIER, Member
 from shoal.table.arrays import Keys
 from shoal.table.dense import BLOCK, DenseTable, shape_of
 from shoal.table.future import BackgroundTask
@@ -135,7 +135,11 @@ class Store(StoreFiles):
             A push failed whose future was dropped without waiting.
         """
 
-    @abstractmethod
+    @property
+    def counted_clock(self) -> int:
+        """Clock before which all servers have the pushes of this worker, except for what its caches hold back."""
+        return self.clock
+
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every worker of the job has called `barrier` and all earlier requests of this one are complete.
 
@@ -149,6 +153,16 @@ class Store(StoreFiles):
         DeadlineExceededError
             Not all workers arrived in time: the message names the number that did.
         """
+        self.meet(BARRIER, timeout)
+
+    def meet(self, name: str, timeout: float | None = None) -> frozenset[int]:
+        """Wait, as at `barrier`, until every worker of the job has called `meet` with this name.
+
+        Returns the ranks of the job that took no part: they have died, left or handed over.
+        """
+        self._check_usable()
+        self.member.passed(name)
+        return frozenset()
 
     @abstractmethod
     def flush(self, timeout: float | None = None) -> None:

@@ -387,7 +387,7 @@ class StoreFiles(ABC):
         ServerLostError, DeadlineExceededError
             A server was lost, or did not answer.
         ShoalError
-            On workers of a cluster other than worker 0: it was not loaded. The error of worker 0 has the reason.
+            On other workers of a cluster than the one that loads: it was not loaded. The error of that one says why.
 
         Notes
         -----

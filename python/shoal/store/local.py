@@ -69,10 +69,6 @@ class SingleProcessStore(Store):
         """``ASP()``: pushes are visible at once."""
         return ASP()
 
-    def barrier(self, timeout: float | None = None) -> None:
-        """Return: there are no other workers."""
-        self._check_usable()
-
     def flush(self, timeout: float | None = None) -> None:
         """Return: a push is complete, or has raised, when its call returns."""
         self._check_usable()

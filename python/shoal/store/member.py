@@ -22,30 +22,23 @@ class Member:
         Whether this worker replaces one that died, and continues after its last counted clock, `joined_at`. Barriers
         that its predecessor has passed do not wait: a program that begins anew reaches the other workers at the barrier
         at which its predecessor would have.
-    repeats : int
-        Clocks, from `joined_at` on, whose pushes of the predecessor may have taken effect; 0 under BSP.
     replacement_seconds : float
         How long the other workers wait for the replacement of one that died; 0: not at all.
     workers_range : (int, int), optional
         The least and the greatest number of workers, if workers may join and leave while a model is fitted.
-    continued : (int, int), optional
-        Number of the job whose workers have handed over their states to this one, and how many they were.
-    continued_lost : dict of int to (int, int)
-        Of that job the workers that died without having done so, by rank: the clock from which on its pushes do not
-        count, and how many clocks from there on may be in part its own; none under BSP.
+    continued : int, optional
+        Number of the job whose workers have handed over their states to this one.
     barriers : dict of int
         How many barriers of each name this worker has passed; set by a replacement that begins at a later one.
     past_barriers : mapping of int
         How many its predecessor, and so all others, had passed.
-    lost_at_barrier : bool
-        Whether the last barrier was passed without a worker that has died, if the number of workers may change. All
-        others learn of it at the same barrier.
     leaves_early : bool
         Whether a fit was ended early here: others continue it, if their number may change.
     splits_loops : int
         Loops over `Store.splits` under way, in which workers may do different numbers of steps.
-    gone : set of (int, int)
-        Job and rank of workers that were declared dead.
+    gone : dict of (int, int)
+        Job and rank of workers that were declared dead, or have ended their work early, in the order in which all of
+        the job learn of it.
     changing : set of int
         Jobs of which a worker waits to join, or has left or died: each hands over its state, and leaves the job.
     """
@@ -54,23 +47,25 @@ class Member:
     job_name: str = ""
     joined_at: int = 0
     is_replacement: bool = False
-    repeats: int = 0
     replacement_seconds: float = 0.0
     workers_range: tuple[int, int] | None = None
-    continued: tuple[int, int] | None = None
-    continued_lost: dict[int, tuple[int, int]] = field(default_factory=dict)
+    continued: int | None = None
     barriers: dict[str, int] = field(default_factory=dict)
     past_barriers: Mapping[str, int] = field(default_factory=dict)
-    lost_at_barrier: bool = False
     leaves_early: bool = False
     splits_loops: int = 0
-    gone: set[tuple[int, int]] = field(default_factory=set)
+    gone: dict[tuple[int, int], None] = field(default_factory=dict)
     changing: set[int] = field(default_factory=set)
 
     @property
+    def gone_in_order(self) -> list[int]:
+        """Ranks of workers of the job that have died or ended their work early, the first one first."""
+        return [rank for job, rank in list(self.gone) if job == self.job]  # it grows in another thread
+
+    @property
     def lost_workers(self) -> frozenset[int]:
-        """Ranks of workers of the job that were declared dead since this one connected."""
-        return frozenset(rank for job, rank in list(self.gone) if job == self.job)  # the set grows in another thread
+        """Ranks of workers of the job that have died or ended their work early."""
+        return frozenset(self.gone_in_order)
 
     @property
     def workers_change(self) -> bool:

@@ -3,9 +3,10 @@
     batch --> Inputs --> module: sparse rows, dense tower --> logits --> mean loss
                            |  backward pushes rows' gradients, the optimizer steps the tower  |
 
-A directory holds a model, and while it is trained its checkpoint: tables, dense parameters, their optimizer, torch's
-random numbers, and the position of the fit in the data (`FitState`). It is replaced atomically (shoal/models/files.py),
-so a process may be killed at any moment and the fit resumed, with bit-identical results.
+A directory holds a model, and while it is trained its checkpoint: tables, dense parameters, their optimizer, and the
+rows of the fit (shoal/models/progress.py). It is replaced atomically (shoal/models/files.py), so a process may be
+killed at any moment and the fit resumed, with bit-identical results. Random numbers, such as those of a dropout, are a
+function of the seed, the pass and the batch's place in it.
 
 The loss is the mean over a batch's examples of weight times log-loss, as in torch, and so are the gradients of tables.
 With ``precision="bfloat16"`` matrix products of a step are computed in bfloat16, by torch's autocast; rows, dense
@@ -23,8 +24,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import logging
+import struct
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
@@ -43,10 +46,10 @@ from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fitting import OfCallbacks
 from shoal.models.history import History, Record
 from shoal.models.learner import FitState, Floats
-from shoal.models.pass_coordinator import PassCoordinator, Tolerance
 from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan
 from shoal.models.predictor import read_calibration
 from shoal.models.saved_predictor import SavedPredictor
+from shoal.models.team import Team, Tolerance
 from shoal.optim import Adam, AdamW, Optimizer
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
@@ -142,7 +145,7 @@ class ClickModel(SavedPredictor):
         self._precision = precision
         self._pipeline: Pipeline | None = None  # that learning reads from
         self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is resumed
-        self._random: torch.Tensor | None = None  # state of its own random numbers; None: it draws torch's
+        self._draw = 0  # seed of the random numbers of the batch that is learned from
         if self._staleness < 0:
             raise ValueError(f"staleness is {staleness}: pass the number of batches, 0 or more")
         if self._staleness and not self._ahead():
@@ -237,19 +240,16 @@ class ClickModel(SavedPredictor):
             if isinstance(table, SparseModule)
         }
 
-    def own_random(self) -> None:
-        """Draw random numbers of its own from now on, apart from other models; they begin where torch's are now."""
-        self._random = torch.get_rng_state()
+    def begin_batch(self, epoch: int, place: tuple[int, int, int]) -> None:
+        """Prepare to learn from the batch of this place in the pass: random numbers are a function of both."""
+        numbers = struct.pack("<5Q", self._learning.seed, epoch, *place)
+        self._draw = int.from_bytes(hashlib.blake2b(numbers, digest_size=8).digest(), "little")
 
     def learn(self, batch: Batch, prepared: Inputs, seen: StreamMetrics) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
-        if self._random is None:
-            return self._learn(batch, prepared, seen)
         with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._random)
-            loss = self._learn(batch, prepared, seen)
-            self._random = torch.get_rng_state()
-        return loss
+            torch.default_generator.manual_seed(self._draw)
+            return self._learn(batch, prepared, seen)
 
     def _learn(self, batch: Batch, prepared: Inputs, seen: StreamMetrics) -> float:
         if len(batch) == 0:
@@ -323,11 +323,6 @@ class ClickModel(SavedPredictor):
             A setting is invalid, a line is malformed, or a batch does not fit the fields.
         """
         workers = self._store.num_workers
-        if workers > 1 and self._staleness and checkpoint is not None and checkpoint.every is not None:
-            raise ValueError(
-                f"staleness is {self._staleness}, and a checkpoint within a pass would need the rows that each of "
-                f"{workers} workers has pulled ahead: leave Checkpointing(every=) out, or pass staleness=0"
-            )
         if workers > 1 and self._store.member.takes_splits:
             raise ValueError(
                 "click models of several workers step together: pass each worker reader.split(store.rank, "
@@ -340,29 +335,33 @@ class ClickModel(SavedPredictor):
 
     @property
     def tolerance(self) -> Tolerance:
-        """What a fit withstands, by where its dense part is; rows that were pulled ahead are gone with a worker."""
-        return Tolerance(
-            replacement=self._dense.is_on_servers and bool(self._tables) and not self._staleness,
-            change=not self._staleness,
-            loss=self._dense.can_lose_workers,
-            needs_all=True,
-            remedy="; one with staleness=0 can" if self._staleness else '; one with dense="servers" can',
-        )
+        """What a fit withstands, by where its dense part is."""
+        if self._dense.is_on_servers:
+            return Tolerance()
+        return Tolerance(loss=False, replacement=False, remedy='; one with dense="servers" can')
 
     @property
     def common_settings(self) -> dict[str, Any]:
         """Return nothing: tables and dense part are checked when they are made."""
         return {}
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
-        """Begin a fit, all workers together; ``has_begun``: others have begun it, ``is_over``: and have ended it."""
-        self._dense.join(coordinator, has_begun=has_begun, is_over=is_over)
-        if not is_over and self._store.rank == 0 and (lazy := self.lazy_tables):
+    def prepare_to_join(self, team: Team) -> bytes:
+        """Return what all workers need to `join`: of the leader alone, before any of them does."""
+        return self._dense.prepare_to_join(team)
+
+    def join(self, team: Team, meeting: bytes) -> None:
+        """Begin a fit, or continue one, all workers together: ``meeting`` is from `prepare_to_join`."""
+        self._dense.join(team, meeting)
+        if team.leads and (lazy := self.lazy_tables):
             log.warning(
                 "the rows of %s have the learning rate of the dense part, and move only in steps that have their keys: "
                 "if it was tuned for a dense Adam, try rates 3 to 10 times as large for the tables",
                 ", ".join(lazy),
             )
+
+    def come_late(self) -> None:
+        """Take the dense part of a fit that is over, if the servers have it."""
+        self._dense.come_late()
 
     def leave(self) -> None:
         """Close the connections that `join` made."""
@@ -372,32 +371,21 @@ class ClickModel(SavedPredictor):
         """Take part in a step of the other workers' dense parts; False if they need none, or all have ended."""
         return self._dense.step_without_batch()
 
-    def random_state(self) -> bytes:
-        """Return the state of torch's random numbers."""
-        return torch.get_rng_state().numpy().tobytes()
-
-    def set_random_state(self, state: bytes) -> None:
-        """Restore `random_state`; an empty one changes nothing."""
-        if state:
-            torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
     def agree_on_move(self, wants: bool) -> bool:
         """Return whether all workers hand over their states after this step; ``wants``: this one is to do so."""
         return self._dense.agree_on_move(wants)
 
     def local_state(self) -> bytes:
-        """Return the state of torch's random numbers and the module's buffers."""
+        """Return the module's buffers."""
         buffers = [buffer.detach().reshape(-1).view(torch.uint8) for buffer in self.module.buffers()]
-        return self.random_state() + b"".join(buffer.numpy().tobytes() for buffer in buffers)
+        return b"".join(buffer.numpy().tobytes() for buffer in buffers)
 
     def set_local_state(self, state: bytes) -> None:
         """Restore `local_state`."""
-        values = torch.frombuffer(bytearray(state), dtype=torch.uint8)
         buffers = list(self.module.buffers())
+        its = torch.frombuffer(bytearray(state), dtype=torch.uint8)
         sizes = [buffer.numel() * buffer.element_size() for buffer in buffers]
-        random, *its = torch.split(values, [len(values) - sum(sizes), *sizes])
-        torch.set_rng_state(random.clone())
-        for buffer, one in zip(buffers, its, strict=True):
+        for buffer, one in zip(buffers, torch.split(its, sizes), strict=True):
             buffer.copy_(one.clone().view(buffer.dtype).view_as(buffer))
 
     def common_state(self) -> bytes:
@@ -466,6 +454,11 @@ class ClickModel(SavedPredictor):
         self._store.load(folder)
         self._take_tower(read_tower(folder.read(_TOWER), folder.address(_TOWER)), whole=False)
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the file of the dense part has the rows pulled ahead: those of several workers are pulled anew."""
+        return self._store.num_workers == 1
+
     def _tower(self) -> bytes:
         self._dense.refresh()
         check_finite(self.module)
@@ -473,22 +466,20 @@ class ClickModel(SavedPredictor):
         state = {
             "module": self.module.state_dict(),
             "optimizer": None if self._dense.optimizer is None else self._dense.optimizer.state_dict(),
-            "random": torch.get_rng_state(),
         }
         if self._staleness:
-            rows = [] if self._pipeline is None else self._pipeline.rows_ahead()
+            rows = self._pipeline.rows_ahead() if self._pipeline is not None and self._is_alone else []
             state["ahead"] = {"staleness": self._staleness, "rows": rows}
         torch.save(state, file)
         return file.getvalue()
 
     def _take_tower(self, state: Mapping[str, Any], *, whole: bool) -> None:
-        """Set dense parameters; ``whole``: also their optimizer, torch's random numbers and rows pulled ahead."""
+        """Set dense parameters; ``whole``: also their optimizer, and rows pulled ahead."""
         self.module.load_state_dict(state["module"])
         if whole:
-            self._rows_ahead = state.get("ahead", _FRESH)["rows"]
+            self._rows_ahead = state.get("ahead", _FRESH)["rows"] if self._is_alone else []
             if self._dense.optimizer is not None:
                 self._dense.optimizer.load_state_dict(state["optimizer"])
-            torch.set_rng_state(state["random"])
 
     def save(
         self,
@@ -545,7 +536,7 @@ class ClickModel(SavedPredictor):
         ----------
         directory : path or URL
         resume : bool
-            Whether to restore the dense parameters' optimizer and torch's random numbers too.
+            Whether to restore the dense parameters' optimizer too.
         storage_options : mapping, optional
             Options of the file system of a URL: see `shoal.Store.save`.
 

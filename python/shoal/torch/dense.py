@@ -59,9 +59,9 @@ class DenseParameters:
 
     Notes
     -----
-    A new array has the initial values of the module of rank 0; one that exists in the store, from a checkpoint or an
-    earlier job, is unchanged. In both cases the module of every worker has the array's values afterwards, so the
-    workers may draw different initial values.
+    A new array has the initial values of the module of the first worker; one that exists in the store, from a
+    checkpoint or an earlier job, is unchanged. In both cases the module of every worker has the array's values
+    afterwards, so the workers may draw different initial values.
 
     **Scaling.** Servers do not know how a loss was averaged. A worker whose loss is the mean over its batch pushes the
     mean gradient; under ``BSP(reduce="mean")`` the step is that of the mean over workers, which for batches of equal
@@ -107,22 +107,25 @@ class DenseParameters:
         self.pull()
 
     def _begin(self, store: Store, timeout: float) -> None:
-        """Set the array if it is new, or wait until the first worker has."""
-        table, first = self._table.table, store.rank == 0
+        """Set the array if it is new, or wait until the first worker that is not lost has."""
+        table, member = self._table.table, store.member
         blocks = -(-self.size // table.dim)
         deadline = time.monotonic() + timeout
         while (there := len(table)) != blocks:
-            # The predecessor of a worker that replaces it may have died while it set the array.
-            if there and ((first and not store.member.is_replacement) or there > blocks):
+            lost = member.lost_workers
+            first = min(rank for rank in range(store.num_workers) if rank == store.rank or rank not in lost)
+            # A worker before this one, or its predecessor, may have died while it set the array.
+            may_be_half = lost or member.is_replacement
+            if there and ((first == store.rank and not may_be_half) or there > blocks):
                 raise ValueError(
                     f"table {table.name!r} holds {there} blocks, and this module has {blocks}: it is another array, or "
                     "half of one, choose another name or erase it"
                 )
-            if first:
+            if first == store.rank:
                 self.assign()
             elif time.monotonic() > deadline:
                 raise DeadlineExceededError(
-                    f"worker 0 has not set dense table {table.name!r} in {timeout:g} s: every worker makes its "
+                    f"worker {first} has not set dense table {table.name!r} in {timeout:g} s: every worker makes its "
                     "DenseParameters before it trains"
                 )
             else:

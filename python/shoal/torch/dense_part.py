@@ -24,14 +24,15 @@ Threads: the one that trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from shoal.errors import ShoalError, WorkerLostError
-from shoal.models.pass_coordinator import START_AGAIN, PassCoordinator
+from shoal.models.team import START_AGAIN, Team
 from shoal.optim import Adam, AdamW, Optimizer
 from shoal.store.base import Store
 from shoal.table.table import Table
@@ -48,8 +49,6 @@ _STEP_SECONDS = 600.0  # for all of them to come to a step: each reads and compu
 
 class DensePart:
     """The dense parameters of a model while it learns; by default no step needs the other workers."""
-
-    can_lose_workers = True  # whether no step of the others needs a worker that died, if their number may change
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -71,11 +70,15 @@ class DensePart:
         """Whether this worker has nothing of them that the servers do not have."""
         return True
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
-        """Begin a fit, all workers together.
+    def prepare_to_join(self, team: Team) -> bytes:
+        """Return what all workers need to `join`: of the leader alone, before any of them does."""
+        return b""
 
-        ``has_begun``: in place of a worker that died after that; ``is_over``: it had ended the fit.
-        """
+    def join(self, team: Team, meeting: bytes) -> None:
+        """Begin a fit, or continue one, all workers together."""
+
+    def come_late(self) -> None:
+        """Take what a fit that is over has left on the servers."""
 
     def begin(self, examples: int) -> float:
         """Begin a step on a batch of this size: parameters are up to date; return the scale of its loss."""
@@ -105,8 +108,6 @@ class DensePart:
 
 class Alone(DensePart):
     """The dense part of one process."""
-
-    can_lose_workers = False
 
     def __init__(self, make: Callable[[], torch.optim.Optimizer | None], has_parameters: bool) -> None:
         self._make = make
@@ -154,6 +155,7 @@ class AllReduced(Alone):
         self._store = store
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._group: GlooGroup | None = None
+        self._opened: Any = None  # by the leader, for the others
         self._share = 0.0  # of this worker's batch among the examples of the step, over the scale of its loss
         self._wants_move = self._moves = False  # what this worker sends to the others, and what all have agreed on
 
@@ -162,25 +164,31 @@ class AllReduced(Alone):
         """Return False: the others make no step without a worker that died."""
         return False
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
-        """Connect the workers to each other, and make their parameters those of worker 0."""
-        if is_over or self._group is not None:
-            return
-        meeting, place = None, ""
+    def prepare_to_join(self, team: Team) -> bytes:
+        """Open the place where the workers connect to each other; return its address."""
+        with self._connecting():
+            self._opened, place = open_meeting(self._store, _JOIN_SECONDS)
+        return place.encode()
+
+    def join(self, team: Team, meeting: bytes) -> None:
+        """Connect the workers to each other, and make their parameters those of the leader."""
+        opened, self._opened = self._opened, None
+        with self._connecting():
+            if opened is None:
+                opened = enter_meeting(self._store, meeting.decode(), _JOIN_SECONDS, self._check_lost)
+            self._group = GlooGroup(self._store, opened, _JOIN_SECONDS, _STEP_SECONDS)
+        self._broadcast()
+
+    @contextlib.contextmanager
+    def _connecting(self) -> Iterator[None]:
         try:
-            if self._store.rank == 0:
-                meeting, place = open_meeting(self._store, _JOIN_SECONDS)
-            answer = coordinator.exchange(place.encode()).messages[0]
-            if meeting is None:
-                meeting = enter_meeting(self._store, (answer or b"").decode(), _JOIN_SECONDS, self._check_lost)
-            self._group = GlooGroup(self._store, meeting, _JOIN_SECONDS, _STEP_SECONDS)
+            yield
         except (RuntimeError, ValueError) as error:
             raise ShoalError(
                 f"worker {self._store.rank} cannot connect to the other workers at {self._store.host} for the dense "
                 f"part: {error}: open the network between workers, set GLOO_SOCKET_IFNAME to its interface where "
                 'their host names lead to another one, or pass dense="servers"'
             ) from error
-        self._broadcast()
 
     def begin(self, examples: int) -> float:
         """Exchange the sizes of the batches; return this one's share, or 1 if each push is a step of its own."""
@@ -269,7 +277,8 @@ class AllReduced(Alone):
             raise self._lost("it was declared dead")
 
     def _lost(self, why: str) -> WorkerLostError:
-        lost = ", ".join(f"worker {rank}" for rank in sorted(self._store.member.lost_workers)) or "a worker"
+        gone = self._store.member.gone_in_order  # the others have ended by the loss of the first
+        lost = f"worker {gone[0]}" if gone else "a worker"
         return WorkerLostError(
             f"{lost} of {self._store.num_workers} has ended during a step of the dense part, which all make together "
             f'({why}): {START_AGAIN}; shoal launch --restarts does so by itself, and with dense="servers" it outlives '
@@ -297,22 +306,30 @@ class OnServers(DensePart):
         """The table that holds them, once the model has begun to learn."""
         return () if self._parameters is None else (self._parameters.table.table,)
 
-    def join(self, coordinator: PassCoordinator, *, has_begun: bool, is_over: bool) -> None:
-        """Make the array, or set it to the values of worker 0, and pull it."""
-        self._is_newer = self._is_newer and not has_begun
-        if self._parameters is not None and not self._is_newer:
-            return
-        own = [parameter.detach().clone() for parameter in self._module.parameters()]
-        self._parameters = DenseParameters(self._store, self._module, optimizer=self._rule, name=DENSE_TABLE)
+    def prepare_to_join(self, team: Team) -> bytes:
+        """Set the array to values of a file, which the servers do not have."""
         if self._is_newer:
-            if self._store.rank == 0 and not coordinator.is_past:
-                with torch.no_grad():
-                    for parameter, its in zip(self._module.parameters(), own, strict=True):
-                        parameter.copy_(its)
-                self._parameters.assign()
-            coordinator.wait_for_all()
-            self._parameters.pull()
-            self._is_newer = False
+            own = [parameter.detach().clone() for parameter in self._module.parameters()]
+            parameters = self._made()
+            with torch.no_grad():
+                for parameter, its in zip(self._module.parameters(), own, strict=True):
+                    parameter.copy_(its)
+            parameters.assign()
+        return b""
+
+    def join(self, team: Team, meeting: bytes) -> None:
+        """Make the array, or take what the servers have."""
+        self.come_late()
+
+    def come_late(self) -> None:
+        """Take what the servers have."""
+        self._made().pull()
+        self._is_newer = False
+
+    def _made(self) -> DenseParameters:
+        if self._parameters is None:
+            self._parameters = DenseParameters(self._store, self._module, optimizer=self._rule, name=DENSE_TABLE)
+        return self._parameters
 
     def begin(self, examples: int) -> float:
         """Pull the parameters, and clear the gradients."""

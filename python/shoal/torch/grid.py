@@ -81,9 +81,7 @@ class ClickModelGrid(Grid[ClickModel]):
             for one in self._configs:
                 store = self._stores.enter_context(local(threads=threads, slots=slots))
                 with torch.random.fork_rng(devices=[]):
-                    model = build(one, store)
-                    model.own_random()
-                self._models.append(model)
+                    self._models.append(build(one, store))
             failed.pop_all()
 
     @property

@@ -45,12 +45,13 @@ from shoal import _core
 from shoal.base.prefetch import prefetch
 from shoal.base.scalars import whole
 from shoal.data import Reader
-from shoal.models.pass_coordinator import PassCoordinator
+from shoal.models.team import Team, Tolerance
 from shoal.store.base import Store
 from shoal.torch.loader import BatchLoader
 from shoal.torch.sparse import PendingLookup, SparseModule
 
 _THREADS = "shoal pipeline"  # their name
+_TOLERANCE = Tolerance(replacement=False, change=False, remedy=", which a fit of a shoal.torch.ClickModel can")
 _NICE = 10  # of the thread that sorts; the others have 0
 
 log = logging.getLogger("shoal.torch")
@@ -206,14 +207,15 @@ class Pipeline:
         """Begin a pass."""
         issued: IssuedLookups = {}
         store = self._store
-        coordinator = None if store is None or self._group is not None else PassCoordinator(store, self._name)
+        team = None
+        if store is not None and self._group is None and store.num_workers > 1 and not store.member.takes_splits:
+            team = Team(store, self._name, _TOLERANCE)
         try:
-            with contextlib.nullcontext() if coordinator is None else coordinator.fitting({}):
+            with contextlib.nullcontext() if team is None else team.passing():
                 with contextlib.closing(prefetch(self._ready(issued), self._ahead, _THREADS)) as reading:
                     yield from self._bodies(reading, issued)
-                if store is not None and coordinator is not None and not coordinator.is_alone:
-                    coordinator.end_pass()
-                    store.barrier()  # before any of them begins another pass
+                if team is not None:
+                    team.end_clocks(team.number)
         finally:
             for lookup, module in list(issued.items()):
                 module.drop_prefetched(lookup)

@@ -24,6 +24,8 @@ from shoal.cluster.protocol.status import (
     AwaitedStatus,
     EndpointStatus,
     FailoverStatus,
+    FitModelStatus,
+    FitStatus,
     JobStatus,
     LauncherStatus,
     ServerStatus,
@@ -38,6 +40,11 @@ MESSAGES = GOLDEN / "control-v8.json"
 
 def kinds(*unions: Any) -> dict[str, Any]:
     return {kind.__struct_config__.tag: kind for union in unions for kind in get_args(union)}
+
+
+def fit_status(state: Any) -> FitStatus:
+    models = (FitModelStatus(1 << 40, 3, 0.25, 0.75, None), FitModelStatus(7, 0, None, None, 0.5))
+    return FitStatus("ads", 9, 1, state, 2, 5, 1000, 2, models)
 
 
 def bodies() -> dict[str, Any]:
@@ -62,7 +69,7 @@ def bodies() -> dict[str, Any]:
         "hello": of["hello"]("worker", "process 7 on host"),
         "welcome": of["welcome"]("0123456789abcdef", "10.0.0.9", 64, 2.0, 10.0, 3, 600.0, 1),
         "join": of["join"](2, ("tcp://:5571", "tcp://h:1"), 4, JobConsistency("ssp", 3, False), "node7", True, 8, "b"),
-        "joined": of["joined"](1, slots, tables, 2, 9, 4, 5, 60.0, True, 3, {"barrier": 7}, 6, 2),
+        "joined": of["joined"](1, slots, tables, 2, 9, 4, 5, 60.0, True, {"barrier": 7}, 6),
         "ask-map": of["ask-map"](),
         "map": of["map"](slots),
         "ask-table": of["ask-table"](forms[1]),
@@ -70,7 +77,7 @@ def bodies() -> dict[str, Any]:
         "ask-tables": of["ask-tables"](),
         "tables": of["tables"](tables),
         "barrier": of["barrier"]("begin"),
-        "passed": of["passed"](),
+        "passed": of["passed"]((0, 3)),
         "take-part": of["take-part"](3, 1000, "ab" * 32, 7, 1.5, 12),
         "part": of["part"](8, None),
         "ask-figures": of["ask-figures"](),
@@ -101,6 +108,7 @@ def bodies() -> dict[str, Any]:
             (FailoverStatus(3, "process 9 on host", "it is silent", "0 to 15", 12.5, 0.25, 1.125, None),),
             (JobStatus(10, "ASP()", 1, (), (), "b"),),
             "finished",
+            (fit_status("stopped"),),
         ),
         "report-stream": of["report-stream"](77, 3, "arrived", "why"),
         "drain": of["drain"](1),
@@ -154,7 +162,7 @@ def control_frames() -> dict[str, list[str]]:
         17,
         (progress,),
         (messages.ArcLoad(32, 1000, 1 << 16, 77),),
-        messages.Figures({"rows": 5.0, "loss": 0.25}, {"pull": {1024: 3, 1280: 1}}),
+        messages.Figures({"rows": 5.0, "loss": 0.25}, {"pull": {1024: 3, 1280: 1}}, (fit_status("running"),)),
     )
     whole["assign"] = envelope["assign"](made["map"].map, envelope["order"](9, made["hold"], 0), 1 << 28, 7)
     whole["assigned"] = envelope["assigned"](b"0123456789abcdef", 3, whole["done"], "why")

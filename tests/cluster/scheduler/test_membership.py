@@ -6,6 +6,7 @@ Time and network are simulated, so a schedule of minutes takes milliseconds; a s
 from __future__ import annotations
 
 import random
+import re
 from typing import get_args
 
 import msgspec
@@ -26,6 +27,7 @@ from memberships import new_membership
 from shoal.cluster.protocol import messages
 from shoal.cluster.protocol.messages import (
     MAX_WORKERS,
+    AcceptedReply,
     AddTable,
     Admit,
     Barrier,
@@ -38,6 +40,7 @@ from shoal.cluster.protocol.messages import (
     GetMap,
     GetMapReply,
     GetMetrics,
+    HandOver,
     Heartbeat,
     Hello,
     Hold,
@@ -209,6 +212,60 @@ def test_one_who_came_to_a_barrier_and_died_does_not_stand_in_for_the_one_who_ta
     again.ask(Barrier("b"))
     world.go(2.0)
     assert one.replies[number] == BarrierReply()
+
+
+def test_a_barrier_tells_all_alike_who_has_not_come_to_it():
+    world, (one, two, three, four) = together(workers=4)
+    first = one.ask(Barrier("b"))
+    four.ask(Barrier("b"))
+    three.ask(Leave())
+    world.go(1.0)
+    four.alive = False  # it had come, and is not there any more
+    world.go(7.0)
+    assert first not in one.replies
+    second = two.ask(Barrier("b"))
+    world.go(1.0)
+    assert one.replies[first] == two.replies[second] == BarrierReply((2, 3))
+
+
+def test_who_ends_its_work_early_is_told_to_all_and_nobody_takes_its_place():
+    world, (one, two, three) = together(workers=3)
+    two.ask(Leave(1))
+    three.ask(Leave())
+    again = world.start_worker(1)
+    world.go(2.0)
+    assert not two.alive
+    assert [(event.rank, event.job) for event in one.gone] == [(1, one.place.job)]
+    assert re.fullmatch(r"worker 1 \(worker [0-9a-f]{4}\) has ended its fit early", one.gone[0].text)
+    assert again.place is None
+    assert set(world.membership.workers) == {0}
+
+
+def test_the_next_number_of_workers_begins_once_all_that_are_lost_are_dismissed():
+    world = World(1, servers=1, workers=2, loss=0.0)
+    wants = Join(None, (), 2, BSP, most=3)
+    one, two = (world.start("worker", wants) for _ in range(2))
+    world.go(2.0)
+    handed_over = one.ask(HandOver(returns=True))
+    world.go(1.0)
+    assert one.replies[handed_over] == AcceptedReply()
+    server = world.processes[0]
+    server.paused = True
+    one.ask(Leave())
+    two.ask(Leave(1))
+    again = [world.start("worker", wants) for _ in range(2)]
+    world.go(2.0)
+    server.paused = False
+    while not isinstance(server.executed[-1], Dismiss):
+        world.go(0.05)
+    server.paused = True
+    world.go(1.0)
+    job = world.membership.state.jobs[""].job
+    assert (job.number, job.early, job.dismissed, job.members) == (one.place.job, {1}, {0}, {})
+    server.paused = False
+    world.go(2.0)
+    assert [(worker.place.continues, worker.place.num_workers) for worker in again] == [(one.place.job, 2)] * 2
+    assert [type(order) for order in server.executed] == [StartJob, *[Fence, Dismiss] * 2, StartJob]
 
 
 def test_one_who_goes_while_it_is_let_in_is_dismissed_and_its_rank_is_free_again():

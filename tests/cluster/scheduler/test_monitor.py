@@ -9,12 +9,14 @@ import urllib.request
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import shoal
 from cluster_fakes import TIMEOUT
 from http_probe import get, until
 from shoal.cluster.protocol import health, metrics
 from shoal.cluster.protocol.messages import Figures
+from shoal.cluster.protocol.status import as_dict
 from shoal.cluster.scheduler.monitor import MemberFigures, Monitor, quantile
 from status_example import (
     STATUS,
@@ -54,8 +56,23 @@ def test_rates_and_quantiles_are_those_of_the_last_seconds():
         for key, share in (("18446744073709551615", 0.25), ("7", 0.1))
     ]
     assert view["history"]["seconds"] == [-4, -2, 0]
-    assert view["history"]["loss"] == [0.5, 0.5, 0.5]
+    assert view["history"]["loss"] == [0.4, 0.4, 0.4]  # of the worker's own loop, and of the fit that runs
+    assert view["total"]["auc"] == 0.8
     json.dumps(view, allow_nan=False)
+
+
+def test_a_fit_has_the_rate_of_its_first_model_through_its_passes():
+    monitor = Monitor()
+    (fit,) = STATUS.fits[:1]
+    (model,) = fit.models
+    for now, known, examples in ((10.0, 1000, 40), (12.0, 1000, 80), (14.0, 1100, 20), (30.0, 1100, 20)):
+        changed = replace(fit, known=known, models=(replace(model, examples=examples),))
+        monitor.observe(replace(STATUS, fits=(changed, STATUS.fits[1])), [], now)
+        rates = [one["examples_per_second"] for one in monitor.view["fits"]]
+        assert rates == [{10.0: 0, 12.0: 20, 14.0: 20, 30.0: 0}[now], 0]
+    assert monitor.view["fits"][0]["models"] == [as_dict(model) | {"examples": 20}]
+    monitor.observe(replace(STATUS, fits=()), [], 31.0)
+    assert (monitor.view["fits"], monitor._fits) == ([], {})
 
 
 def test_the_memory_of_a_monitor_is_bounded_and_forgets_members():
@@ -116,6 +133,7 @@ def test_a_browser_displays_the_view():
         "cluster 8c1d6f0e21b7a945",
         "process 1 on a",
         "Hottest slots",
+        "topics/1",
         "18446744073709551615",
         "disconnected",
         "<path",

@@ -164,6 +164,7 @@ def test_calls_and_their_keys_are_counted():
 def test_training_is_counted():
     now = [0.0]
     activity = Activity(lambda: now[0])
+    activity.learned(0)
     assert activity.values() == {"examples": 0}
     losses = iter([(0.7, None), (0.6, 0.8)])
     for _ in range(3):
@@ -171,10 +172,11 @@ def test_training_is_counted():
     assert activity.values() == {"examples": 15, "loss": 0.7}
     now[0] = 2.0
     activity.learned(5, lambda: next(losses))
+    activity.learned(5)
     activity.saved(1.5)
     now[0] = 5.0
     assert activity.values() == {
-        "examples": 20, "loss": 0.6, "auc": 0.8, "checkpoint_age": 3.0, "checkpoint_duration": 0.5
+        "examples": 25, "loss": 0.6, "auc": 0.8, "checkpoint_age": 3.0, "checkpoint_duration": 0.5
     }  # fmt: skip
 
 
@@ -186,8 +188,6 @@ def test_a_fit_and_a_save_leave_their_traces(tmp_path):
         model.store.save(tmp_path / "saved")
         found = model.store.activity.values()
     assert found["examples"] >= 300
-    assert 0 < found["loss"] < 1
-    assert 0 <= found["auc"] <= 1
     assert found["checkpoint_duration"] > 0
 
 
@@ -210,7 +210,7 @@ def test_names_follow_the_rules_of_prometheus(role):
         assert not re.search(r"_(ms|us|ns|kb|mb)$|millis|kilo", name)  # base units
         assert one.help[0].isupper()
         assert not one.help.endswith(".")
-        assert one.label in ("", "op", "table", "worker", "server")
+        assert one.label in ("", "op", "table", "worker", "server", "model")
 
 
 def test_tiers_have_numbers_of_the_tables_that_have_one_and_counters_do_not_decrease():

@@ -87,6 +87,7 @@ def test_a_reader_changes_nothing(tmp_path):
             lambda: live.sweep(),
             lambda: live.tick(),
             lambda: live.barrier(),
+            lambda: live.meet("a"),
             lambda: live.save(tmp_path / "save"),
             lambda: live.export(tmp_path / "export"),
             lambda: live.check_storage(tmp_path),

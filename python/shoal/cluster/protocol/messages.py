@@ -46,7 +46,7 @@ from msgspec import Meta, field
 from shoal.base.decoders import msgpack_decoder
 from shoal.cluster.protocol.records import Command, Event, OrderBody, Record, ReplyBody, RequestBody, union_of
 from shoal.cluster.protocol.slot_map import ClusterMap
-from shoal.cluster.protocol.status import GetStatus, StatusReply  # noqa: F401 - kinds of messages
+from shoal.cluster.protocol.status import MAX_FITS, FitStatus, GetStatus, StatusReply  # noqa: F401 - kinds of messages
 from shoal.consistency import Consistency
 from shoal.errors import ProtocolError
 from shoal.table.spec import TableRecord
@@ -148,24 +148,12 @@ class Join(RequestBody, frozen=True, tag="join"):
     job: _JobName = ""
 
 
-class LostWorker(Record, frozen=True):
-    """A worker that died before it had handed over its state: its pushes before ``clock`` count.
-
-    From there on up to ``repeats`` clocks may be in part its own.
-    """
-
-    rank: _Small
-    clock: _Word
-    repeats: _Word = 0
-
-
 class JoinReply(ReplyBody, frozen=True, tag="joined"):
     """A peer has joined. ``incarnation``, ``job`` and ``clock`` are for workers: their initial values.
 
     ``replacement_seconds`` is how long the job waits for a replacement of a worker that died. A worker that is one has
-    ``replaces``; its predecessor has passed so many barriers of each name, and up to ``repeats`` clocks from ``clock``
-    on may be in part those of its predecessor. A job whose number of workers has changed ``continues`` the one of that
-    number, which had ``handed_over`` workers; of these the ``lost`` ones have handed over nothing.
+    ``replaces``; its predecessor has passed so many barriers of each name. A job whose number of workers has changed
+    ``continues`` the one of that number. ``gone`` are the ranks of those that have died or ended early, in order.
     """
 
     rank: _Small
@@ -177,11 +165,9 @@ class JoinReply(ReplyBody, frozen=True, tag="joined"):
     num_workers: _Small = 0
     replacement_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     replaces: bool = False
-    repeats: _Word = 0
     passed: dict[_Name, _Word] = field(default_factory=dict)
     continues: _Word = 0
-    handed_over: _Small = 0
-    lost: tuple[LostWorker, ...] = ()
+    gone: tuple[_Small, ...] = ()
 
 
 class GetMap(RequestBody, frozen=True, tag="ask-map"):
@@ -230,12 +216,9 @@ class Barrier(RequestBody, frozen=True, tag="barrier"):
 
 
 class BarrierReply(ReplyBody, frozen=True, tag="passed"):
-    """All workers of the job that are alive have reached the barrier.
+    """All workers of the job have reached the barrier, except the ``absent`` ranks, in order: all receive the same."""
 
-    In a job whose number of workers may change it was passed without those that are ``lost``: all receive the same.
-    """
-
-    lost: tuple[_Small, ...] = ()
+    absent: tuple[_Small, ...] = ()
 
 
 class TakeSplit(RequestBody, frozen=True, tag="take-part"):
@@ -456,7 +439,7 @@ class ServerGone(Event, frozen=True, tag="server-gone"):
 
 
 class WorkerGone(Event, frozen=True, tag="worker-gone"):
-    """A worker was declared dead. ``text`` names it and the reason; ``job`` is the number of its job."""
+    """A worker was declared dead, or has ended its work early. ``text`` says which; ``job`` is its job's number."""
 
     rank: _Small
     incarnation: _Word
@@ -614,12 +597,16 @@ class ArcLoad(Record, frozen=True):
 
 
 class Figures(Record, frozen=True):
-    """Figures that a server or a worker reports for displays: numbers, and histograms by lower bounds of buckets."""
+    """Figures that a server or a worker reports for displays.
+
+    Numbers, histograms by lower bounds of buckets, and the fits whose rows a server has.
+    """
 
     numbers: Annotated[dict[_FigureName, float], Meta(max_length=1 << 14)] = field(default_factory=dict)
     histograms: Annotated[
         dict[_Name, Annotated[dict[_Count, _Count], Meta(max_length=1 << 10)]], Meta(max_length=1 << 8)
     ] = field(default_factory=dict)
+    fits: Annotated[tuple[FitStatus, ...], Meta(max_length=MAX_FITS)] = ()
 
 
 class Heartbeat(Record, frozen=True, tag="heartbeat"):

@@ -68,6 +68,12 @@ SCHEDULER: RoleMetrics = {
     "worker_clock": Metric("gauge", "Ticks completed by each worker, as of its last heartbeat", "worker"),
     "worker_silent_seconds": Metric("gauge", "Seconds since the last message of each worker", "worker"),
     "server_silent_seconds": Metric("gauge", "Seconds since the last message of each server", "server"),
+    "fit_pass": Metric("gauge", "Pass of each fit, from 1", "model", "fit_pass"),
+    "fit_passes": Metric("gauge", "Planned passes of each fit", "model", "fit_passes"),
+    "fit_examples": Metric("gauge", "Examples of the pass so far, of all workers", "model", "fit_examples"),
+    "fit_loss": Metric("gauge", "Mean loss of the pass so far", "model", "fit_loss"),
+    "fit_auc": Metric("gauge", "AUC of the pass so far: the mean of the workers' own", "model", "fit_auc"),
+    "fit_accuracy": Metric("gauge", "Accuracy of the pass so far, of several classes", "model", "fit_accuracy"),
 }
 
 

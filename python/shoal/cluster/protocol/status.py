@@ -6,12 +6,18 @@ are immutable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shoal.cluster.protocol.records import Record, ReplyBody, RequestBody
+
+MAX_FITS = 64
+MAX_MODELS = 16  # of a fit
+
+_Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 Outcome = Literal["", "unfinished", "moving", "finished"]  # of the last job whose number of workers may change
 
@@ -138,6 +144,35 @@ class FailoverStatus(Record, frozen=True):
     copied_seconds: float | None
 
 
+class FitModelStatus(Record, frozen=True):
+    """A model of a fit in its pass: see `shoal.base.fit_rows.PassMetrics`."""
+
+    examples: _Count
+    repeated: _Count
+    loss: float | None
+    auc: float | None
+    accuracy: float | None
+
+
+class FitStatus(Record, frozen=True):
+    """A fit, as of the rows that its workers write, which the last heartbeat of a server reported.
+
+    ``name`` is that of the model, and ``job`` the number of the job that wrote the rows. ``known`` examples had been
+    learned from when the pass began. A fit has ``stopped`` if its job has ended and it is not over. There are
+    ``num_models``, the first `MAX_MODELS` of which are in ``models``.
+    """
+
+    name: str
+    job: _Count
+    fit: _Count  # its number among those of the model in that job
+    state: Literal["running", "stopped", "over"]
+    pass_number: Annotated[int, Meta(ge=1)]
+    passes: _Count
+    known: _Count
+    num_models: _Count
+    models: Annotated[tuple[FitModelStatus, ...], Meta(min_length=1, max_length=MAX_MODELS)]
+
+
 class StatusReply(ReplyBody, frozen=True, tag="status"):
     """The status. ``epoch`` is 0 until all servers have joined; ``lost`` describes a server that was lost.
 
@@ -167,6 +202,12 @@ class StatusReply(ReplyBody, frozen=True, tag="status"):
     failovers: tuple[FailoverStatus, ...] = ()  # the last ones
     jobs: tuple[JobStatus, ...] = ()
     outcome: Outcome = ""
+    fits: tuple[FitStatus, ...] = ()
+
+
+def running_first(fits: Iterable[FitStatus]) -> tuple[FitStatus, ...]:
+    """Return fits in the order of their names, those that run before the others."""
+    return tuple(sorted(fits, key=lambda fit: (fit.state != "running", fit.name)))
 
 
 def as_dict(record: msgspec.Struct) -> dict[str, Any]:

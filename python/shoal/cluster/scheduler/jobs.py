@@ -43,7 +43,7 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.records import ReplyBody
 from shoal.cluster.protocol.reports import WorkerDied
-from shoal.cluster.scheduler.continuation import continuation_of, least_clock, lost_ranks, lost_worker, why_over
+from shoal.cluster.scheduler.continuation import continuation_of, least_clock, why_over
 from shoal.cluster.scheduler.handlers import handles
 from shoal.cluster.scheduler.inputs import FormingOverdue, MembersSilent, ReplacementOverdue
 from shoal.cluster.scheduler.orders import Operation, Orders
@@ -116,7 +116,8 @@ class Jobs:
         assert line.job is not None
         gone = line.job.vacant.pop(entry.rank)
         text = f"{gone.about}, and was not replaced in {self._state.settings.replacement_seconds:g} s"
-        self._announce_death(line.job, entry.rank, gone.incarnation, text)
+        line.job.dead.add(entry.rank)
+        self._announce(line.job, entry.rank, gone.incarnation, text)
         self._check_barriers(line.job)
         self._begin_dismissal(line, line.job, entry.rank, gone.incarnation)
 
@@ -301,7 +302,7 @@ class Jobs:
             job.least, job.most = wants.workers or 0, wants.most
             line.last_outcome = "unfinished"
         if after is not None:
-            job.continues, job.continued, job.continued_lost = after.job, after.size, after.lost
+            job.continues = after.job
             line.continuation = None
         what = line.about if line.name else "a job"
         self._peers.notes.append(f"{what} of {counted(len(members), 'worker')} begins, under {wants.rules}")
@@ -362,8 +363,7 @@ class Jobs:
             del job.vacant[rank]
             job.members[rank] = worker.sender
             self._peers.notes.append(f"{worker} replaces {gone.about}, from clock {clock} on")
-            repeats = 0 if job.consistency.mode == "bsp" else gone.clock - clock + 1
-            self._reply_joined(job, worker, clock, replaces=True, repeats=repeats)
+            self._reply_joined(job, worker, clock, replaces=True)
         else:  # it has died meanwhile
             gone.incarnation, gone.clock = worker.incarnation, -1
             yield from self._vacate(line, job, rank, gone)
@@ -381,10 +381,9 @@ class Jobs:
         # Its last tick may have reached some endpoints and not others: all end its clocks up to the greatest.
         results = yield Fence(rank, incarnation, self._number(job))
         last = max(results, key=lambda done: done.result)
-        if rank in job.early or (job.most and rank in job.dead):
-            job.lost += (lost_worker(job, rank, results),)
         order = Dismiss(rank, incarnation, last.result, last.tables, self._number(job))
         job.clock = max(job.clock, *(done.result for done in (yield order)))
+        job.dismissed.add(rank)
         if line.job is job and self._is_over(job):
             if job.name:
                 yield EndJob(job.number)
@@ -400,9 +399,7 @@ class Jobs:
         """Return what identifies a job in orders: the default job is meant by 0."""
         return job.number if job.name else 0
 
-    def _reply_joined(
-        self, job: Job, worker: WorkerPeer, clock: int, *, replaces: bool = False, repeats: int = 0
-    ) -> None:
+    def _reply_joined(self, job: Job, worker: WorkerPeer, clock: int, *, replaces: bool = False) -> None:
         if not self._is_known(worker) or worker.join not in worker.waiting:
             return
         assert self._state.published is not None
@@ -417,11 +414,9 @@ class Jobs:
             job.size,
             self._state.settings.replacement_seconds if not job.most else 0.0,
             replaces,
-            repeats,
             dict(job.passed) if replaces else {},
             job.continues,
-            job.continued,
-            job.continued_lost,
+            tuple(job.gone),
         )
         self._peers.reply(worker, worker.join, joined)
 
@@ -430,7 +425,7 @@ class Jobs:
     def _is_over(self, job: Job) -> bool:
         if job.members or job.vacant or job.name in self._admitting:
             return False
-        return not job.most or len(job.lost) == len(job.dead | job.early)  # what the last ones had ticked is known
+        return not job.most or job.dead | job.early <= job.dismissed  # what the last ones had ticked is known
 
     def _end(self, line: JobLine, job: Job) -> None:
         self._peers.notes.append(f"{line.about} has ended")
@@ -481,10 +476,11 @@ class Jobs:
         if job is None or not job.has(worker):
             return False
         worker.waiting = {number: "the servers to dismiss it"}
-        if job.most and worker.rank not in job.handed_over:
+        if worker.rank not in job.handed_over:
             if status:
-                job.early.add(worker.rank)
-            else:
+                job.early.add(worker.rank)  # not dead: no other worker takes its rank
+                self._announce(job, worker.rank, worker.incarnation, f"{worker} has ended its fit early")
+            elif job.most:
                 line.last_outcome = "finished"
         self._take_out(job, worker)
         self._orders.begin(self._dismiss_leaving(line, job, worker, number))
@@ -509,7 +505,8 @@ class Jobs:
                 self._take_out(job, worker)
                 self._orders.begin(self._vacate(line, job, worker.rank, gone))
                 return
-            self._announce_death(job, worker.rank, worker.incarnation, text)
+            job.dead.add(worker.rank)
+            self._announce(job, worker.rank, worker.incarnation, text)
             if worker.rank in job.handed_over:
                 job.handed_over[worker.rank] = False
             elif job.most:
@@ -517,10 +514,11 @@ class Jobs:
             self._take_out(job, worker)
             self._begin_dismissal(line, job, worker.rank, worker.incarnation)
 
-    def _announce_death(self, job: Job, rank: int, incarnation: int, text: str) -> None:
+    def _announce(self, job: Job, rank: int, incarnation: int, text: str) -> None:
+        """Tell all that a worker was lost."""
+        job.gone.append(rank)
         self._peers.notes.append(text)
         self._peers.publish(WorkerGone(rank, incarnation, text, job.number))
-        job.dead.add(rank)
 
     def _begin_dismissal(self, line: JobLine, job: Job, rank: int, incarnation: int) -> None:
         if not self._state.broken:
@@ -566,10 +564,11 @@ class Jobs:
             if job.members.keys() | job.vacant.keys() <= came.keys():
                 del job.barriers[name]
                 job.passed[name] = job.passed.get(name, 0) + 1
+                absent = tuple(rank for rank in range(job.size) if rank not in came)
                 for rank, number in came.items():
                     worker = self._worker(job.members[rank]) if rank in job.members else None
                     if worker is not None and number in worker.waiting:
-                        self._peers.reply(worker, number, BarrierReply(lost_ranks(job)))
+                        self._peers.reply(worker, number, BarrierReply(absent))
 
     @handles(TakeSplit)
     def take_split(self, worker: WorkerPeer, number: int, take: TakeSplit) -> ReplyBody:

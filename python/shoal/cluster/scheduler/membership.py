@@ -97,7 +97,7 @@ from shoal.cluster.scheduler.peers import AddressProbe, LivenessProbe, Outgoing,
 from shoal.cluster.scheduler.replicas import Replicas
 from shoal.cluster.scheduler.servers import Servers
 from shoal.cluster.scheduler.state import ROLES, LauncherPeer, Peer, ReaderPeer, ServerPeer, State, WorkerPeer
-from shoal.cluster.scheduler.status import label_of, status_of
+from shoal.cluster.scheduler.status import label_of, metrics_of_fits, status_of
 from shoal.cluster.scheduler.tables import Tables
 
 _MAX_PEERS = 1 << 15  # further ones wait until others have left
@@ -538,6 +538,7 @@ class Membership:
             "worker_clock": {label_of(one): one.clock for one in workers},
             "worker_silent_seconds": {label_of(one): one.heard_seconds for one in workers},
             "server_silent_seconds": {str(one.rank): one.heard_seconds for one in status.servers},
+            **metrics_of_fits(status.fits),
         }
 
     def view(self) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Monitor:
 
     def __init__(self) -> None:
         self._samples: dict[bytes, deque[MemberFigures]] = {}
+        self._fits: dict[str, deque[tuple[float, int]]] = {}  # of the first model: when it had learned from how many
         self._history: deque[dict[str, Any]] = deque(maxlen=_MAX_POINTS)
         self._view: dict[str, Any] = {}
 
@@ -87,7 +88,8 @@ class Monitor:
             for one in plain["workers"]
             if one["rank"] is not None
         ]
-        total = self._total(servers, workers, found)
+        fits = self._observe_fits(plain["fits"], now)
+        total = self._total(servers, workers, fits, found)
         if not self._history or now - self._history[-1]["at"] >= _STEP_SECONDS:
             self._history.append({"at": now, **{name: total[name] for name in _CURVES}})
         kept = ("cluster", "generation", "uptime_seconds", "epoch", "slots", "num_servers", "replicas", "lost")
@@ -99,6 +101,7 @@ class Monitor:
             "tables": self._tables(found),
             "servers": servers,
             "workers": workers,
+            "fits": fits,
             "hottest": _hottest(status.arcs),
             "hottest_keys": _hottest_keys(servers, found),
             "copies": [one for one in plain["streams"] if one["arriving"]],
@@ -108,6 +111,17 @@ class Monitor:
                 **{name: [point[name] for point in self._history] for name in _CURVES},
             },
         }
+
+    def _observe_fits(self, fits: list[dict[str, Any]], now: float) -> list[dict[str, Any]]:
+        self._fits = {one["name"]: self._fits.get(one["name"], deque()) for one in fits}
+        for one in fits:
+            samples = self._fits[one["name"]]
+            samples.append((now, one["known"] + one["models"][0]["examples"]))
+            while len(samples) > 2 and samples[1][0] < now - _WINDOW_SECONDS:
+                samples.popleft()
+            (first, before), (last, after) = samples[0], samples[-1]
+            one["examples_per_second"] = max(0.0, (after - before) / (last - first)) if last > first else 0.0
+        return fits
 
     def _server(
         self, one: dict[str, Any], arcs: list[dict[str, Any]], samples: deque[MemberFigures] | None
@@ -155,6 +169,7 @@ class Monitor:
         self,
         servers: list[dict[str, Any]],
         workers: list[dict[str, Any]],
+        fits: list[dict[str, Any]],
         found: Mapping[tuple[str, str, int], deque[MemberFigures]],
     ) -> dict[str, Any]:
         spent: dict[str, Counter[int]] = {"pull": Counter(), "push": Counter()}
@@ -163,6 +178,7 @@ class Monitor:
                 for op, counts in spent.items():
                     counts.update(_since(samples, op))
         pull, push = (_quantiles(counts, 1e-9) for counts in spent.values())
+        learning = [model for fit in fits if fit["state"] == "running" for model in fit["models"]] + workers
         return {
             "rows": sum(one["rows"] for one in servers),
             "memory_bytes": sum(one["memory_bytes"] for one in servers),
@@ -173,8 +189,8 @@ class Monitor:
             "pull_p99": pull["p99"],
             "push_p50": push["p50"],
             "push_p99": push["p99"],
-            "loss": _mean([one["loss"] for one in workers]),
-            "auc": _mean([one["auc"] for one in workers]),
+            "loss": _mean([one["loss"] for one in learning]),
+            "auc": _mean([one["auc"] for one in learning]),
         }
 
     def _tables(self, found: Mapping[tuple[str, str, int], deque[MemberFigures]]) -> list[dict[str, Any]]:

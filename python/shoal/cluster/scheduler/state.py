@@ -31,7 +31,6 @@ from shoal.cluster.protocol.messages import (
     Heartbeat,
     JobConsistency,
     Join,
-    LostWorker,
     Order,
     Request,
     TableReply,
@@ -230,15 +229,13 @@ class Vacancy(_State):
 class Continuation(_State):
     """A job that has ended for another number of workers, and the next one continues it.
 
-    ``job``, ``size`` and ``lost`` are its own (0: nothing had begun). The next one has ``expected`` workers, or those
-    that have come ``until`` a time.
+    ``job`` is its number (0: nothing had begun). The next one has ``expected`` workers, or those that have come
+    ``until`` a time.
     """
 
     job: int
-    size: int
     expected: int
     until: float
-    lost: tuple[LostWorker, ...] = ()
 
 
 class Job(_State):
@@ -250,6 +247,8 @@ class Job(_State):
     size: int
     members: dict[int, bytes]  # senders, by rank
     dead: set[int] = set()  # ranks that another worker may take
+    early: set[int] = set()  # ranks of workers that have ended their work early
+    gone: list[int] = []  # ranks of all that were announced as lost, in that order
     vacant: dict[int, Vacancy] = {}  # by rank
     barriers: dict[str, dict[int, int]] = {}  # by name: rank -> number of its request
     passed: dict[str, int] = {}  # barriers that all have passed, by name
@@ -262,14 +261,11 @@ class Job(_State):
     least: int = 0  # workers that it may have; 0: their number does not change
     most: int = 0
     continues: int = 0  # the number of the job that it continues
-    continued: int = 0  # workers of that one
-    continued_lost: tuple[LostWorker, ...] = ()  # of that one
     changes: bool = False  # its workers hand over their states, for another number of workers
     handed_over: dict[int, bool] = {}  # by rank: whether the worker joins the next job too
     coming: int = 0  # workers that waited when the first one had handed over its state
     begun: bool = False  # whether one of its workers has handed over a state
-    early: set[int] = set()  # ranks of workers that have left it early
-    lost: tuple[LostWorker, ...] = ()  # workers that died or have left early
+    dismissed: set[int] = set()  # ranks of workers that all servers have dismissed
 
     def has(self, worker: WorkerPeer) -> bool:
         """Whether a worker is a member."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
 
 from shoal.cluster.protocol.messages import ArcLoad, Heartbeat, StreamProgress
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import (
+    MAX_FITS,
     ArcStatus,
     AwaitedStatus,
     EndpointStatus,
     FailoverStatus,
+    FitStatus,
     JobStatus,
     LauncherStatus,
     ServerStatus,
     StatusReply,
     StreamStatus,
     WorkerStatus,
+    running_first,
 )
 from shoal.cluster.scheduler.state import Failover, Job, LauncherPeer, ServerPeer, State, WorkerPeer
 
@@ -75,12 +80,28 @@ def status_of(state: State, *, uptime: float) -> StatusReply:
         tuple(_failover(one, now) for one in state.failovers),
         tuple(_job(job, now) for job in jobs[1:] if job is not None),
         state.jobs[""].outcome,
+        _fits(map, beats, {job.number for job in jobs if job is not None}),
     )
 
 
 def label_of(worker: WorkerStatus) -> str:
     """Return the rank of a worker in its job, with the job's name in front unless it is the default job."""
     return f"{worker.job}/{worker.rank}" if worker.job else str(worker.rank)
+
+
+def metrics_of_fits(fits: Iterable[FitStatus]) -> dict[str, dict[str, float]]:
+    """Return the metrics of fits, by name and model."""
+    found: dict[str, dict[str, float]] = {}
+    for fit in fits:
+        found.setdefault("fit_pass", {})[fit.name] = fit.pass_number
+        found.setdefault("fit_passes", {})[fit.name] = fit.passes
+        for number, model in enumerate(fit.models):
+            label = f"{fit.name}/{number}" if fit.num_models > 1 else fit.name
+            for name in ("examples", "loss", "auc", "accuracy"):
+                value = getattr(model, name)
+                if value is not None:
+                    found.setdefault(f"fit_{name}", {})[label] = value
+    return found
 
 
 def _job(job: Job, now: float) -> JobStatus:
@@ -119,6 +140,18 @@ def _holders(map: ClusterMap) -> list[set[int]]:
         for k in stream.arcs:
             found[k].add(stream.backup)
     return found
+
+
+def _fits(map: ClusterMap | None, beats: Mapping[int, Heartbeat], jobs: set[int]) -> tuple[FitStatus, ...]:
+    """Return the fits: their rows are in the first slot, whose server knows best while that moves."""
+    server = -1 if map is None else map.endpoint(map.arcs[0].primary).server
+    found: dict[str, FitStatus] = {}
+    for rank in sorted(beats, key=lambda rank: rank == server):
+        figures = beats[rank].figures
+        for fit in () if figures is None else figures.fits:
+            has_stopped = fit.state == "running" and fit.job not in jobs
+            found[fit.name] = replace(fit, state="stopped") if has_stopped else fit
+    return running_first(found.values())[:MAX_FITS]
 
 
 def _streams(map: ClusterMap, beats: Mapping[int, Heartbeat]) -> Iterator[StreamStatus]:

@@ -257,7 +257,7 @@ class ServerControl:
         return self._counters.read(loops)
 
     def figures(self, loops: Iterable[_core.DataLoop]) -> Figures:
-        """Return what heartbeats report of all endpoints together. From any thread."""
+        """Return what heartbeats report of all endpoints together. From one thread."""
         return self._counters.figures(loops)
 
     # --- orders -------------------------------------------------------------------------------------------------

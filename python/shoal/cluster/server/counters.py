@@ -16,6 +16,7 @@ from typing import Any
 from shoal import _core
 from shoal.cluster.protocol.messages import Figures
 from shoal.cluster.protocol.metrics import Durations, Values
+from shoal.cluster.server.fits import FitReader
 
 _BUSY_SECONDS = 0.01  # that a reader of metrics waits for an endpoint that is executing a request
 _MAX_SAMPLES = 1024
@@ -66,6 +67,7 @@ class ServerCounters:
     def __init__(self, services: Mapping[str, _core.Service], names: Callable[[], Mapping[int, str]]) -> None:
         self._services = dict(services)
         self._names = names
+        self._fits = FitReader(self._services, names)
         self._lock = threading.Lock()
         self._metrics: dict[str, dict[str, Any] | None] = {}  # by address: what was found last, as in the next ones
         self._held: dict[str, dict[str, int]] = {}
@@ -97,7 +99,7 @@ class ServerCounters:
             return self._read(loops)
 
     def figures(self, loops: Iterable[_core.DataLoop]) -> Figures:
-        """Return what heartbeats report of these metrics and of the hottest keys."""
+        """Return what heartbeats report of these metrics, of the hottest keys and of fits. From one thread."""
         found: Any = self.read(loops)
         numbers = {name: float(found[name]) for name in _REPORTED if name in found}
         numbers["keys"] = float(sum(sum(found[f"table_rows_{kind}"].values()) for kind in ("pulled", "pushed")))
@@ -105,7 +107,7 @@ class ServerCounters:
         numbers |= {f"bytes:{table}": float(size) for table, size in found["table_bytes"].items()}
         numbers |= {f"hot:{key}:{table}": share for (table, key), share in self.hot_keys().items()}
         histograms = {op: dict(one.counts) for op, one in found["request_duration"].items() if op in ("pull", "push")}
-        return Figures(numbers, {**histograms, "staleness": dict(found["push_staleness"])})
+        return Figures(numbers, {**histograms, "staleness": dict(found["push_staleness"])}, self._fits.read())
 
     def hot_keys(self) -> dict[tuple[str, int], float]:
         """Return shares of the keys that requests have named lately, by table and key: those of the greatest shares.

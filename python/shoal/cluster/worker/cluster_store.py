@@ -22,6 +22,7 @@ import contextlib
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -72,7 +73,7 @@ from shoal.errors import ClusterChangedError, DeadlineExceededError, ProtocolErr
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.description import check_same
-from shoal.store.member import BARRIER, Member
+from shoal.store.member import Member
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.table import Table
 
@@ -118,9 +119,11 @@ class ClusterStore(ConnectedStore):
         self._consistency = as_consistency(consistency)
         self._workers_wanted, self._most_workers = workers if isinstance(workers, tuple) else (workers, 0)
         self._wanted_rank = rank
-        self._gone: set[tuple[int, int]] = set()  # workers that were declared dead: job and rank
+        self._gone: dict[tuple[int, int], None] = {}  # workers that were lost: job and rank, in order
         self._changing: set[int] = set()  # jobs whose number of workers is to change
         self._passes = 0  # calls of `splits`
+        self._ticks: dict[int, _core.Call] = {}  # by clock: those that do not count yet; unused under BSP
+        self._counting = threading.Lock()  # guards _counted_clock
         self._open_barriers: dict[str, PendingRequest] = {}  # barriers that this worker has reached and not passed
         self._tracked = ""  # digest of the checkpoint since which changes are tracked, as far as this worker knows
         super().__init__(
@@ -183,16 +186,16 @@ class ClusterStore(ConnectedStore):
         self._joined: JoinReply = self._scheduler.join(wanted, self._timeout)
         identify_store("worker", rank=self._joined.rank, job=self._joined.job)
         joined = self._joined
+        self._counted_clock = joined.clock
+        self._gone.update(dict.fromkeys((joined.job, rank) for rank in joined.gone))
         self.member = Member(
             job=joined.job,
             job_name=self._job_name,
             joined_at=joined.clock,
             is_replacement=joined.replaces,
-            repeats=joined.repeats,
             replacement_seconds=joined.replacement_seconds,
             workers_range=(self._workers_wanted or 1, self._most_workers) if self._most_workers else None,
-            continued=(joined.continues, joined.handed_over) if joined.continues else None,
-            continued_lost={one.rank: (one.clock, one.repeats) for one in joined.lost},
+            continued=joined.continues or None,
             past_barriers=joined.passed,
             gone=self._gone,
             changing=self._changing,
@@ -229,6 +232,12 @@ class ClusterStore(ConnectedStore):
     def clock(self) -> int:
         """Number of completed ticks; a worker that replaces a dead one begins at the clock of the others."""
         return self.channel.clock
+
+    @property
+    def counted_clock(self) -> int:
+        """Number of ticks that all servers have confirmed; under BSP a clock counts on all of them or on none."""
+        self._check_usable()
+        return self.clock if self._consistency.is_bulk else self._count_ticks()
 
     def hand_over(self, *, returns: bool, begun: bool = True) -> None:
         """Announce that this worker has handed over its state: see :meth:`shoal.Store.hand_over`."""
@@ -307,8 +316,18 @@ class ClusterStore(ConnectedStore):
     def tick(self) -> None:
         """End this worker's clock: see :meth:`shoal.Store.tick`."""
         self._check_usable()
-        self.channel.tick()
+        tick = self.channel.tick()
+        if not self._consistency.is_bulk:
+            self._ticks[tick.clock] = tick
+            self._count_ticks()
         self.channel.raise_unobserved()
+
+    def _count_ticks(self) -> int:
+        with self._counting:
+            while (tick := self._ticks.get(self._counted_clock)) is not None and tick.done() and tick.error is None:
+                del self._ticks[self._counted_clock]
+                self._counted_clock += 1
+            return self._counted_clock
 
     def flush(self, timeout: float | None = None) -> None:
         """Send what caches hold back, and wait for all calls of this process: see :meth:`shoal.Store.flush`."""
@@ -316,22 +335,22 @@ class ClusterStore(ConnectedStore):
         self.channel.client.flush_caches()
         super().flush(timeout)
 
-    def barrier(self, timeout: float | None = None) -> None:
-        """Wait for all workers of the job: see :meth:`shoal.Store.barrier`."""
+    def meet(self, name: str, timeout: float | None = None) -> frozenset[int]:
+        """Wait for all workers of the job: see :meth:`shoal.Store.meet`."""
         self._check_usable()
         seconds = self._timeout if timeout is None else timeout
         begun = time.monotonic()
         self.flush(seconds)
         try:
-            self._wait_at_barrier(BARRIER, seconds, begun)
+            return self._wait_at_barrier(name, seconds, begun)
         finally:
             self.channel.client.forget_rows()  # all workers agree on what came before
 
-    def _wait_at_barrier(self, name: str, timeout: float, begun: float | None = None) -> None:
+    def _wait_at_barrier(self, name: str, timeout: float, begun: float | None = None) -> frozenset[int]:
         """Wait for all workers. After a timeout this worker stays at the barrier: the next call continues to wait."""
         if self.member.is_past(name):
             self.member.passed(name)
-            return
+            return frozenset()
         asked = self._open_barriers.pop(name, None) or self._scheduler.ask(Barrier(name))
         try:
             passed = self._scheduler.answer(asked, BarrierReply, timeout, begun=begun)
@@ -342,8 +361,8 @@ class ClusterStore(ConnectedStore):
             self._scheduler.forget(asked)
             raise
         self._scheduler.forget(asked)
-        self.member.lost_at_barrier = bool(passed.lost)
         self.member.passed(name)
+        return frozenset(passed.absent)
 
     # ---- splits of the data ------------------------------------------------------------------------------------------
 
@@ -469,11 +488,11 @@ class ClusterStore(ConnectedStore):
                 cast(ServerSnapshotSet, snapshots).check(storage_dir)
 
     def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
-        """Load as worker 0 while the other workers wait: the servers read their rows, or this worker sends them."""
+        """Load while the others wait, as the least worker there: servers read their rows, or this worker sends them."""
         manifest = chain[-1].manifest
         self.channel.client.flush_caches()
         self.channel.drain(self._timeout)
-        self._wait_at_barrier("begin of a load", self._timeout)
+        absent = self._wait_at_barrier("begin of a load", self._timeout)
 
         def make(spec: TableSpec) -> RemoteLoadTarget:
             base = chain[-1].digest if track else ""
@@ -491,19 +510,19 @@ class ClusterStore(ConnectedStore):
                 if spec.name not in self._tables:
                     self._add(spec, self._make_shard(spec))
             self._tracked = ""
+
+            def load() -> None:
+                with self._naming_changes("load"):
+                    for _, fresh in load_checkpoint(chain, make, self.threads, progress=progress, restore=restore):
+                        fresh.finish()
+
             try:
-                if self.rank == 0:
-                    with self._naming_changes("load"):
-                        for _, fresh in load_checkpoint(chain, make, self.threads, progress=progress, restore=restore):
-                            fresh.finish()
-            finally:  # also after an error: the other workers check the result themselves
-                self._wait_at_barrier("end of a load", enough)
-                try:
-                    if self.rank != 0:
-                        self._check_loaded(chain[-1])
-                finally:  # no worker pushes before all have counted the rows
-                    self._wait_at_barrier("check of a load", self._timeout)
-                    self.channel.client.forget_rows()
+                loaded_by = self._done_by_one(load, absent, "end of a load", enough)
+                if self.rank != loaded_by:
+                    self._check_loaded(chain[-1], loaded_by)
+            finally:  # no worker pushes before all have counted the rows
+                self._wait_at_barrier("check of a load", self._timeout)
+                self.channel.client.forget_rows()
             self._tracked = chain[-1].digest if track else ""
 
     @contextlib.contextmanager
@@ -525,13 +544,29 @@ class ClusterStore(ConnectedStore):
                 f"{epoch}): {what} again ({error})"
             ) from error
 
-    def _check_loaded(self, entry: ChainEntry) -> None:
+    def _done_by_one(self, work: Callable[[], None], absent: frozenset[int], barrier: str, timeout: float) -> int:
+        """Have the least worker that is there do something, the next one if it dies; return its rank after a barrier.
+
+        Its error reaches no other worker.
+        """
+        while True:
+            rank = min(rank for rank in range(self.num_workers) if rank not in absent)
+            try:
+                if self.rank == rank:
+                    work()
+            finally:
+                absent |= self._wait_at_barrier(barrier, timeout)
+            if rank not in absent:
+                return rank
+
+    def _check_loaded(self, entry: ChainEntry, rank: int) -> None:
+        """Check what the worker of a rank has loaded."""
         for table in entry.manifest.tables:
             stats = self._tables[table.name].shard.stats()
             if (stats["rows"], stats["step"]) != (table.size, table.step):
                 raise ShoalError(
                     f"{entry.storage_dir} was not loaded: table {table.name!r} has {stats['rows']} rows instead "
-                    f"of {table.size}; see the error of worker 0"
+                    f"of {table.size}; see the error of worker {rank}"
                 )
 
     # ---- closing, and events from the scheduler ----------------------------------------------------------------------
@@ -561,7 +596,7 @@ class ClusterStore(ConnectedStore):
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, WorkerGone):
-            self._gone.add((event.job, event.rank))
+            self._gone[event.job, event.rank] = None
         elif isinstance(event, WorkersChange):
             self._changing.add(event.job)
         else:

@@ -1,6 +1,6 @@
-"""A load by the servers: they read their slots in parallel; worker 0 has checked the manifests and commits the load.
+"""A load by the servers: they read their slots in parallel; one worker has checked the manifests and commits it.
 
-    worker 0                                     each endpoint
+    worker 0, or the next one that is there      each endpoint
     LOAD_BEGIN, of each table      ---------->   creates empty rows next to the existing ones
     SAVE_BEGIN, of those rows      ---------->   opens a session over them (csrc/server/checkpoint_session.h)
     the directory, and a digest    ---------->   finds that checkpoint, and the files of its own slots: "ready"

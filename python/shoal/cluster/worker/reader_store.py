@@ -205,7 +205,7 @@ class ReaderStore(ConnectedStore):
         """Refuse: a reader has no clock."""
         _refuse("end clocks")
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def meet(self, name: str, timeout: float | None = None) -> frozenset[int]:
         """Refuse: no worker waits for a reader."""
         _refuse("wait for other workers")
 

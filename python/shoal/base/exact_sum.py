@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Self
 
 _HEXADECIMAL = re.compile(r"-?[0-9a-f]{1,1024}")
@@ -17,7 +18,10 @@ class ExactSum:
 
     __slots__ = ("_infinite", "_units")
 
+    INTEGERS = 5  # how many `whole` returns
     _UNIT_BITS = 1074  # every finite float64 is a whole number of 2^-1074
+    _DROPPED_BITS = _UNIT_BITS - 64  # of `whole`
+    _MOST_BITS = 63 + 64  # of `whole`
 
     def __init__(self, value: float = 0.0) -> None:
         self._units = 0
@@ -43,6 +47,27 @@ class ExactSum:
             return math.inf if self._infinite else self._units / (1 << self._UNIT_BITS)
         except OverflowError:
             return math.inf
+
+    def whole(self) -> tuple[int, int, int, int, int]:
+        """Return integers that may be added to those of other sums, none of them negative.
+
+        They are 1 if the sum is infinite or 2^63 or more, else 0; and four digits to base 2^32, the lowest first, of
+        the sum in units of 2^-64, rounded down; 0 if it is infinite.
+        """
+        units = self._units >> self._DROPPED_BITS
+        if self._infinite or units >> self._MOST_BITS:
+            return 1, 0, 0, 0, 0
+        return 0, units & 0xFFFFFFFF, units >> 32 & 0xFFFFFFFF, units >> 64 & 0xFFFFFFFF, units >> 96
+
+    @classmethod
+    def of_whole(cls, integers: Sequence[int]) -> Self:
+        """Make the sum of the sums whose integers, those of `whole`, were added; they are below 2^63."""
+        infinities, *digits = integers
+        units = sum(digit << 32 * i for i, digit in enumerate(digits))
+        out = cls()
+        out._infinite = infinities > 0 or units >> cls._MOST_BITS > 0
+        out._units = units << cls._DROPPED_BITS
+        return out
 
     def to_text(self) -> str:
         """Write the sum, all of it: hexadecimal digits, or "inf"."""
