@@ -268,6 +268,19 @@ def test_ctrl_c_while_a_pass_is_measured_leaves_a_checkpoint_to_go_on_from(log: 
         assert [done.valid is None for done in model.history.passes] == [False, False]
 
 
+def test_a_checkpoint_within_a_pass_is_exported_without_its_rows(log: Path, tmp_path: Path) -> None:
+    cut_off(tmp_path / "c", reader(log))
+    assert main(["export", str(tmp_path / "c"), "--output", str(tmp_path / "e")]) == 0
+    with shoal.local(slots=64) as store:
+        store.load(files.checkpoint_in(tmp_path / "c")[0])
+        names = set(store.tables)
+        store.export(tmp_path / "all")
+    assert "lr-progress" in names
+    for place in ("e", "all"):
+        with shoal.export.open(tmp_path / place) as export:
+            assert set(export.tables) == names - {"lr-progress"}
+
+
 def test_ctrl_c_while_a_checkpoint_is_written_waits_for_it(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,11 @@ PASSES = 1 << 12  # whose sums have places of their own: those of a pass are era
 _TOGETHER = frozenset({HEADER, WORKER, SHARE, SAVED_SHARE, SUMS, SAVED_SUMS})
 
 
+def is_progress(table: str) -> bool:
+    """Whether a table of this name has rows of fits, which are no weights."""
+    return table.endswith(SUFFIX)
+
+
 def is_together(kind: int) -> bool:
     """Whether all rows of a kind are in the first slot: what a clock writes is one message, and is read in one."""
     return kind in _TOGETHER

@@ -51,6 +51,7 @@ class Export(Output, frozen=True, kw_only=True):
 
 def export(options: Export) -> Answer:
     """Export a checkpoint or a model."""
+    from shoal.base.fit_rows import is_progress
     from shoal.export.cache import Cache
     from shoal.export.write import TableSource, UnsynchronizedTables, check_target, write_export
     from shoal.models import files
@@ -75,7 +76,7 @@ def export(options: Export) -> Answer:
     since = None if options.since is None else open_dir(options.since)
     with _store(options, since) as store:
         store.load(folder, progress=progress)
-        names = list(chosen or store.tables)
+        names = list(chosen) or [name for name in store.tables if not is_progress(name)]
         for name in names:
             if name not in store.tables:
                 raise ValueError(f"{folder} has no table {name!r}: it has {list(store.tables)}")

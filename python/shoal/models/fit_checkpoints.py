@@ -15,6 +15,7 @@ Threads: that of the fit.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,6 +32,8 @@ from shoal.models.plan import FitInput, Plan
 from shoal.models.team import Team
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
+
+_HELD_SECONDS = 30.0  # without checkpoints after a death
 
 Resume = bool | Literal["appended"]
 
@@ -92,6 +95,7 @@ class FitCheckpointer(FitObserver):
         self._model = model
         self._team: Team | None = None
         self._clocks: Callable[[], int] = lambda: 0
+        self._gone, self._held_until = 0, 0.0  # workers, and when checkpoints are written again
 
     def begin(self, team: Team, clocks: Callable[[], int]) -> None:
         """Begin the fit, or continue it; ``clocks`` returns those of the pass."""
@@ -110,8 +114,15 @@ class FitCheckpointer(FitObserver):
 
     def pass_done(self, fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint."""
-        if self._team is None or self._team.leads:
+        if self._team is None or (self._team.leads and not self._is_held(self._team)):
             self._save(fit_state())
+
+    def _is_held(self, team: Team) -> bool:
+        """Whether a worker has just died: who starts all of them again resumes from what they had learned together."""
+        gone = len(team.store.member.gone_in_order)
+        if gone != self._gone:
+            self._gone, self._held_until = gone, time.monotonic() + _HELD_SECONDS
+        return time.monotonic() < self._held_until
 
     def interrupted(self, fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint; of several workers, none, since they may have ended at different batches."""

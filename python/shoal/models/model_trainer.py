@@ -64,7 +64,7 @@ class ModelTrainer:
         self._number = len(model.record.passes)
         self._features = 0
         self._sums = np.zeros(DIM, np.int64)  # that others know of
-        self._counts: npt.NDArray[np.int64] | None = None
+        self._counts: tuple[npt.NDArray[np.int64], slice] | None = None
         self._counted, self._has_counts = 0, False
         self._auc, self._auc_due = (0, 0), 0.0  # for who watches: examples, and AUC x examples x AUC_UNIT
         self._largest = (1.0, 0)  # size of a value, and the key of its feature
@@ -136,11 +136,17 @@ class ModelTrainer:
         if not self._has_counts:
             return np.empty(0, np.uint64), np.empty((0, DIM), np.int64)
         self._counted = self.seen.examples
-        counts = self.seen.histogram().reshape(-1, DIM)
-        grown = counts if self._counts is None else counts - self._counts
-        self._counts = counts.copy()
-        blocks = np.flatnonzero(grown.any(axis=1))
-        return blocks.astype(np.uint64), grown[blocks]
+        counts = self.seen.histogram()
+        planes = counts.reshape(-1, 1 << self.seen.bits if isinstance(self.seen, Accumulator) else len(counts))
+        used = slice(self.seen.bins.start // DIM, -(-self.seen.bins.stop // DIM))  # few bins are, and they are many
+        now = planes.reshape(len(planes), -1, DIM)[:, used].copy()
+        grown = now.copy()
+        if self._counts is not None:
+            before, its = self._counts
+            grown[:, its.start - used.start : its.stop - used.start] -= before
+        self._counts = now, used
+        plane, block = np.nonzero(grown.any(axis=2))
+        return (plane * (planes.shape[1] // DIM) + block + used.start).astype(np.uint64), grown[plane, block]
 
     # ---- a pass ------------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,7 @@ class PassRows:
         self._ended = 0  # shares that have no batches left
         self._largest = 0  # examples of a batch
         self._states: list[bytes] = []  # of the models, as rows have them
+        self._blocks: dict[int, int] = {}  # of the histogram of each model
 
     # ---- a division --------------------------------------------------------------------------------------------------
 
@@ -276,10 +277,10 @@ class PassRows:
     def _sums_key(kind: int, model: int, epoch: int) -> int:
         return key(kind, model, epoch % PASSES)
 
-    @staticmethod
-    def _counts_keys(model: Learner, number: int, epoch: int) -> Keys:
-        blocks = -(-len(model.accumulator().histogram()) // DIM)
-        return keys_of(COUNTS, number, epoch % PASSES, blocks)
+    def _counts_keys(self, model: Learner, number: int, epoch: int) -> Keys:
+        if number not in self._blocks:
+            self._blocks[number] = -(-len(model.accumulator().histogram()) // DIM)
+        return keys_of(COUNTS, number, epoch % PASSES, self._blocks[number])
 
     def take_curves(self) -> None:
         """Take the learning curves of the predecessor of this worker."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, overload
 
 from shoal.base.dtypes import Dtype, dtype_name
+from shoal.base.fit_rows import is_progress
 from shoal.checkpoint.format import Chain, ChainEntry
 from shoal.checkpoint.read import read_chain
 from shoal.checkpoint.write import SnapshotSet, check_apart, check_target, write_checkpoint
@@ -291,7 +292,7 @@ class StoreFiles(ABC):
             Whether a local store records changes from now on, as it does after an export with ``since``: a
             delta of this export then reads only the changed rows; any other reads every row. The results are equal.
         tables : iterable of str, optional
-            Names of the tables to write; all of them if not given.
+            Names of the tables to write; if not given all of them, but for the progress of fits (``NAME-progress``).
         version : int, optional
             The export's number; default: one more than that of ``since``, of the export that is replaced, and of the
             other exports in the parent directory.
@@ -329,7 +330,9 @@ class StoreFiles(ABC):
         On a cluster slots are read one by one while all workers continue: each row is consistent, but rows of different
         slots may be of different moments. For a consistent export, export a checkpoint (``shoal export``).
         """
-        chosen = self._chosen(tables, "export")
+        chosen = [
+            table for table in self._chosen(tables, "export") if tables is not None or not is_progress(table.name)
+        ]
         stored: str | dict[str, str] | None = None
         if isinstance(dtype, Mapping):
             stored = {name: dtype_name(one) for name, one in dtype.items()}
