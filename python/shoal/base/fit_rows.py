@@ -37,9 +37,9 @@ PASSES = 1 << 12  # whose sums have places of their own: those of a pass are era
 _TOGETHER = frozenset({HEADER, WORKER, SHARE, SAVED_SHARE, SUMS, SAVED_SUMS})
 
 
-def is_progress(table: str) -> bool:
+def is_progress(table: str, *, is_integer: bool) -> bool:
     """Whether a table of this name has rows of fits, which are no weights."""
-    return table.endswith(SUFFIX)
+    return is_integer and table.endswith(SUFFIX)
 
 
 def is_together(kind: int) -> bool:

@@ -76,7 +76,9 @@ def export(options: Export) -> Answer:
     since = None if options.since is None else open_dir(options.since)
     with _store(options, since) as store:
         store.load(folder, progress=progress)
-        names = list(chosen) or [name for name in store.tables if not is_progress(name)]
+        names = list(chosen) or [
+            name for name, table in store.tables.items() if not is_progress(name, is_integer=table.spec.is_integer)
+        ]
         for name in names:
             if name not in store.tables:
                 raise ValueError(f"{folder} has no table {name!r}: it has {list(store.tables)}")

@@ -37,10 +37,7 @@ import numpy as np
 from msgspec import structs
 
 from shoal.base.decoders import msgpack_decoder
-from shoal.base.fit_rows import (
-    HEADER,
-    Header,
-)
+from shoal.base.fit_rows import HEADER, Header
 from shoal.base.plural import counted
 from shoal.data import Reader
 from shoal.errors import DeadlineExceededError, ShoalError, WorkerLostError

@@ -109,13 +109,15 @@ class Training:
             resumed = None
             before = [list(trainer.model.record.passes) for trainer in learning]
             try:
-                self._sweep(epoch)
+                self._sweep()
                 self._end_pass(learning)
             except KeyboardInterrupt:  # the learned weights are kept; a fit that resumes measures the pass
+                now = [trainer.model.record.passes for trainer in learning]
                 for trainer, passes in zip(learning, before, strict=True):
-                    passes, trainer.model.record.passes = trainer.model.record.passes, passes
-                    for observer in self._observers:
-                        observer.interrupted(self._fit_state)
+                    trainer.model.record.passes = passes
+                for observer in self._observers:
+                    observer.interrupted(self._fit_state)
+                for trainer, passes in zip(learning, now, strict=True):
                     trainer.model.record.passes = passes
                 raise
             with at_boundaries() as interrupted:
@@ -179,7 +181,7 @@ class Training:
                 raise WorkersMoveError from None
             raise
 
-    def _sweep(self, epoch: int) -> None:
+    def _sweep(self) -> None:
         """Drop the rows that the tables' expiry rules select: all workers are at one clock, and end it."""
         for store in self._stores:
             if any(table.spec.has_rules for table in store.tables.values()):

@@ -330,9 +330,9 @@ class StoreFiles(ABC):
         On a cluster slots are read one by one while all workers continue: each row is consistent, but rows of different
         slots may be of different moments. For a consistent export, export a checkpoint (``shoal export``).
         """
-        chosen = [
-            table for table in self._chosen(tables, "export") if tables is not None or not is_progress(table.name)
-        ]
+        chosen = self._chosen(tables, "export")
+        if tables is None:
+            chosen = [one for one in chosen if not is_progress(one.name, is_integer=one.spec.is_integer)]
         stored: str | dict[str, str] | None = None
         if isinstance(dtype, Mapping):
             stored = {name: dtype_name(one) for name, one in dtype.items()}
