@@ -72,17 +72,18 @@ client::Keyed keys_of(const Batch& batch, const py::object& filter, std::vector<
 // Rows for each unique key, into `rows`.
 std::unique_ptr<ClientCall> pull(const BindingPtr& self, std::uint32_t table, const py::object& batch,
                                  Array<float>& rows, std::size_t dim, const py::object& filter,
-                                 const py::object& after, const client::CallPtr& follows, bool traced) {
+                                 const py::object& after, std::uint32_t ahead, bool traced) {
   const auto& keys = batch.cast<const KeyBatch&>();
   Described described{.owners = {batch, rows}, .out = rows};
   client::Keyed keyed = keys_of(keys, filter, described.owners);
+  keyed.ahead = ahead;
   keyed.out = std::as_writable_bytes(out(rows));
   keyed.width = dim * sizeof(float);
   keyed.dim = static_cast<std::uint16_t>(dim);
   described.operation = keyed;
   auto call = std::make_unique<ClientCall>(ClientCall{.client = self, .handle = {.out = rows}});
   call->handle.call =
-      self->submit(wire::Op::kPull, table, std::move(described), after, follows, traced, keys.input_size());
+      self->submit(wire::Op::kPull, table, std::move(described), after, nullptr, traced, keys.input_size());
   return call;
 }
 
@@ -278,12 +279,10 @@ void add_client(py::module_& module) {
       .def(
           "pull",
           [](const BindingPtr& self, std::uint32_t table, const py::object& batch, Array<float>& rows,
-             std::size_t dim, const py::object& filter, const py::object& after, const py::object& follows,
-             bool traced) {
-            return pull(self, table, batch, rows, dim, filter, after, call_or_none(follows), traced);
-          },
+             std::size_t dim, const py::object& filter, const py::object& after, std::uint32_t ahead,
+             bool traced) { return pull(self, table, batch, rows, dim, filter, after, ahead, traced); },
           py::arg("table"), py::arg("batch"), py::arg("rows").noconvert(), py::arg("dim"),
-          py::arg("filter") = py::none(), py::arg("after") = py::tuple(), py::arg("follows") = py::none(),
+          py::arg("filter") = py::none(), py::arg("after") = py::tuple(), py::arg("ahead") = 0,
           py::arg("traced") = false)
       .def(
           "pull_per_key",

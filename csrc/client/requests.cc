@@ -82,6 +82,12 @@ bool Requests::precedes_tick(const Call& call) noexcept {
   return call.op == wire::Op::kReduce || call.op == wire::Op::kSweep || is_keyed_read;
 }
 
+// What is for a later clock precedes the tick of that one. What a cache fetches is for its own, however long it waits.
+std::uint32_t Requests::read_clock(const Call& call) noexcept {
+  const Keyed* const keyed = call.keyed();
+  return call.clock + (keyed != nullptr && !keyed->is_dated ? keyed->ahead : 0);
+}
+
 bool Requests::is_applied_at_clock_end(const Call& call) noexcept {
   return call.sequence != 0 && (call.op == wire::Op::kPush || call.op == wire::Op::kSweep);
 }
@@ -284,7 +290,7 @@ Part& Requests::adopt(std::unique_ptr<Part> owned) {
     part.sequence = ++read_;
   }
   if (precedes_tick(call)) {
-    ++part.peer->reads[call.clock];
+    ++part.peer->reads[read_clock(call)];
   }
   part.bytes = 2 * sizeof(wire::Header) + part.rows() * row_bytes(call) + payload_bytes(call);
   return part;
@@ -456,7 +462,7 @@ std::string Requests::verify() const {
     for (const std::unique_ptr<Part>& part : call->parts_) {
       bytes[part->peer] += part->is_charged ? part->bytes : 0;
       if (precedes_tick(*call)) {
-        ++reads[{part->peer, call->clock}];
+        ++reads[{part->peer, read_clock(*call)}];
       }
       if (is_applied_at_clock_end(*call)) {
         ++kept[call->clock];

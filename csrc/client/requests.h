@@ -210,8 +210,9 @@ class Requests {
     }
   };
 
-  // Whether the tick of its clock waits for the answer.
+  // Whether the tick of a clock waits for the answer, and of which one.
   static bool precedes_tick(const Call& call) noexcept;
+  static std::uint32_t read_clock(const Call& call) noexcept;
   // Whether servers keep it for the end of its clock.
   static bool is_applied_at_clock_end(const Call& call) noexcept;
   static void count_down(std::map<std::uint32_t, std::uint32_t>& counter, std::uint32_t clock);

@@ -219,7 +219,7 @@ std::unique_ptr<Part> Requests::forget(Part& part, Seconds now) {
     std::erase(part.peer->queue, &part);
   }
   if (precedes_tick(call)) {
-    count_down(part.peer->reads, call.clock);
+    count_down(part.peer->reads, read_clock(call));
   }
   if (is_applied_at_clock_end(call)) {
     count_down(kept_, call.clock);

@@ -1062,7 +1062,7 @@ class Client:
         dim: int,
         filter: Filter | None = None,
         after: Iterable[Call] = (),
-        follows: Call | None = None,
+        ahead: int = 0,
         traced: bool = False,
     ) -> Call: ...
     def pull_per_key(

@@ -415,7 +415,7 @@ def test_a_hundred_thousand_rows_arrive_in_one_push(rng):
 class PullRecorder:
     """A reader that records which calls a table makes."""
 
-    expands_later = False
+    is_remote = False
 
     def __init__(self, reader):
         self._reader = reader

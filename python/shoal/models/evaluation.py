@@ -7,17 +7,19 @@ Threads: the caller's; batches are prepared ahead by a second thread (preprocess
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from typing import TypeVar
 
 from shoal.data import Batch, Reader
 from shoal.models import preprocessing
-from shoal.models.learner import Evaluable
+from shoal.models.learner import Evaluable, Prepared
 from shoal.models.measured import Evaluation, Margins, MeasuredExamples, Predictions
 from shoal.models.sources import check_iterable, why_empty
 
 Examples = TypeVar("Examples", bound=MeasuredExamples)
+_Ready = tuple[Batch, Prepared]
 
 
 def measure(models: Sequence[Evaluable], data: Batch | Iterable[Batch]) -> list[Evaluation]:
@@ -47,10 +49,45 @@ def evaluate(found: MeasuredExamples, data: Batch | Iterable[Batch]) -> list[Eva
 def predicted(models: Sequence[Evaluable], batches: Iterable[Batch], found: Examples) -> Examples:
     """Predict all examples with each model, and add them to ``found``, which is returned."""
     first = models[0]
-    with closing(first.prepared(preprocessing.examples_of(batches))) as ready:
+    batches = preprocessing.examples_of(batches)
+    with closing(begun_early(first.prepared(batches), models, learns=False)) as ready:
         for batch, prepared in ready:
             found.add(batch, first.groups(batch), [model.margins(batch, prepared) for model in models])
     return found
+
+
+def begun_early(ready: Generator[_Ready], models: Sequence[Evaluable], *, learns: bool) -> Generator[_Ready]:
+    """Begin what a batch waits for before the one ahead of it is used, where it may; each learned from is a clock."""
+    waiting: deque[_Ready] = deque()
+    used: list[_Ready] = []  # the last one
+    failed: Exception | None = None
+    with closing(ready):
+        try:
+            while True:
+                try:
+                    one = next(ready)
+                except StopIteration:
+                    break
+                except Exception as error:  # of the data: after the batches before it
+                    failed = error
+                    break
+                is_early = all(model.may_begin(one[0], learns=learns) for model in models)
+                if is_early:
+                    for model in models:
+                        model.begin(one[1], len(waiting) if learns else 0)
+                waiting.append(one)
+                while len(waiting) > is_early:
+                    used = [waiting.popleft()]
+                    yield used[0]
+            while waiting:
+                used = [waiting.popleft()]
+                yield used[0]
+            if failed is not None:
+                raise failed
+        finally:
+            for _, prepared in [*used, *waiting]:
+                for model in models:
+                    model.forget(prepared)
 
 
 def predictions(models: Sequence[Evaluable], batches: Iterable[Batch]) -> Predictions:

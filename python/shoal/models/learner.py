@@ -41,6 +41,15 @@ class Evaluable(Protocol):
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
         """Prepare each batch, ahead where it is faster; an error of ``batches`` is raised after all earlier batches."""
 
+    def may_begin(self, batch: Batch, *, learns: bool) -> bool:
+        """Whether `begin` may be called before the batch ahead is learned from, or was predicted."""
+
+    def begin(self, prepared: Prepared, clocks: int) -> None:
+        """Begin what `margins` or `learn` waits for, in the order of the batches, at so many clocks before its own."""
+
+    def forget(self, prepared: Prepared) -> None:
+        """Drop what was begun of a batch, if it was not used."""
+
     def margins(self, batch: Batch, prepared: Prepared) -> Floats:
         """Predict: float64[n], or float64[n, K] of several classes."""
 

@@ -47,8 +47,13 @@ from shoal.storage.base import StorageDir
 from shoal.store.base import Store
 from shoal.store.local import local
 from shoal.table.arrays import Rows
+from shoal.table.future import Future
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
+
+# Under SSP and ASP a pull may miss the push of the batch ahead where all workers' batches are at most this fraction of
+# the examples learned from (docs/decisions/0053-early-pulls.md).
+_EARLY_SHARE = 1 / 128
 
 
 class Model(LinearWeights, SavedModel, Learner):
@@ -77,6 +82,7 @@ class Model(LinearWeights, SavedModel, Learner):
         self._is_normalized = bool(normalized)
         # For the thread that sorts ahead: the store's own are in use by the thread that learns.
         self._sorters = _core.ThreadPool(1)
+        self._begun: dict[int, tuple[KeyBatch, list[Future[Rows]]]] = {}  # by the identity of the batch's keys
         try:
             self._tables = tuple(self._make_tables())
             if self._is_normalized:
@@ -384,10 +390,10 @@ class Model(LinearWeights, SavedModel, Learner):
             Sum of the losses, by weight.
         """
         scales = self._scales
+        rows = self._pulled(keys)
         added: Sums | None = None
         if scales is not None:
-            batch, added = scales.learn(batch, keys)
-        rows = [table.pull_unique(keys) for table in self._learned_tables]
+            batch, added = scales.learn(batch, keys, rows.pop())
         margins, known = self._forward(batch, keys, rows)
         self._calibration = None
         loss, slopes = self._loss(batch, margins, seen)
@@ -400,9 +406,32 @@ class Model(LinearWeights, SavedModel, Learner):
         return loss
 
     def _margins(self, batch: Batch, prepared: KeyBatch) -> Floats:
+        rows = self._pulled(prepared)
         if self._scales is not None:
-            batch = self._scales.normalized(batch, prepared)
-        return self._forward(batch, prepared, [table.pull_unique(prepared) for table in self._learned_tables])[0]
+            batch = self._scales.normalized(batch, prepared, rows.pop())
+        return self._forward(batch, prepared, rows)[0]
+
+    def may_begin(self, batch: Batch, *, learns: bool) -> bool:
+        """Whether the rows are on servers and, while it learns, what an early pull misses matters little."""
+        if not learns:
+            return all(table.reader.is_remote for table in self._tables)
+        is_small = len(batch) * self._store.num_workers <= _EARLY_SHARE * self.examples
+        return is_small and all(table.shard.pulls_early for table in self._tables)
+
+    def begin(self, prepared: KeyBatch, clocks: int) -> None:
+        """Begin the pulls of a batch."""
+        pulls = [table.begin_pull(prepared, ahead=clocks) for table in self._tables]
+        self._begun[id(prepared)] = prepared, pulls
+
+    def forget(self, prepared: KeyBatch) -> None:
+        """Drop the pulls of a batch."""
+        self._begun.pop(id(prepared), None)
+
+    def _pulled(self, keys: KeyBatch) -> list[Rows]:
+        """Return the rows of each table."""
+        if id(keys) not in self._begun:
+            self.begin(keys, clocks=0)
+        return [pull.result() for pull in self._begun.pop(id(keys))[1]]
 
     @property
     def _learned_tables(self) -> tuple[Table, ...]:
@@ -431,6 +460,7 @@ class Model(LinearWeights, SavedModel, Learner):
             self.sort,
             self.sort_ahead,
             overlap=self._store.threads > 1,
+            waits=self.table.reader.is_remote,
             always=any(table.reader.reads_ahead() for table in self._tables),
         )
 

@@ -103,6 +103,18 @@ class Predictor(ABC):
         """Whether a model of this kind can be made that divides values by their scales."""
         return False
 
+    def may_begin(self, batch: Batch, *, learns: bool) -> bool:
+        """No: it begins when it is asked for."""
+        return False
+
+    def begin(self, prepared: Prepared, clocks: int) -> None:
+        """Begin nothing."""
+        return
+
+    def forget(self, prepared: Prepared) -> None:
+        """Drop nothing."""
+        return
+
     @property
     def num_classes(self) -> int:
         """Number of classes."""

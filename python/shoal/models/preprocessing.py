@@ -184,16 +184,20 @@ def sorted_ahead(
     ahead: Callable[[Batch], Made],
     *,
     overlap: bool,
+    waits: bool = False,
     always: bool = False,
 ) -> Generator[tuple[Batch, Made], None, None]:
     """Sort the keys of each batch; if ``overlap``, ahead where it is faster, while the consumer uses the one before.
 
-    ``always``: ahead whatever its size.
+    ``waits``: the consumer waits for servers meanwhile, so large batches are worth it too. ``always``: ahead whatever
+    its size.
 
     ``sort`` is called by this thread, ``ahead`` by the helper.
     """
 
     def background(batch: Batch) -> Callable[[Batch], Made] | None:
+        if waits:
+            return ahead if always or batch.nnz >= WORTH_A_THREAD else None
         return ahead if always or (overlap and WORTH_A_THREAD <= batch.nnz < SHARED_BY_THREADS) else None
 
     return prefetch_map(batches, sort, background, "shoal sort")

@@ -32,6 +32,7 @@ from msgspec import structs
 from shoal.data import Batch
 from shoal.optim import SGD
 from shoal.store.base import Store
+from shoal.table.arrays import Rows
 from shoal.table.key_batch import KeyBatch
 from shoal.table.table import Table
 
@@ -70,13 +71,15 @@ class Scales:
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    def normalized(self, batch: Batch, keys: KeyBatch) -> Batch:
-        """Return a batch with values divided by their scales; the same batch if each is 1."""
-        return _divided(batch, keys, _scales_of(self.table.pull_unique(keys).astype(np.float64)))
+    @staticmethod
+    def normalized(batch: Batch, keys: KeyBatch, rows: Rows) -> Batch:
+        """Return a batch with values divided by their scales, from the table's rows; the same batch if each is 1."""
+        return _divided(batch, keys, _scales_of(rows.astype(np.float64)))
 
-    def learn(self, batch: Batch, keys: KeyBatch) -> tuple[Batch, Sums]:
+    @staticmethod
+    def learn(batch: Batch, keys: KeyBatch, rows: Rows) -> tuple[Batch, Sums]:
         """As `normalized`, with scales that include this batch; also return its sums, for `push`."""
-        known = self.table.pull_unique(keys).astype(np.float64)
+        known = rows.astype(np.float64)
         added = _sums_of(batch, keys)
         is_fixed = known[:, 0] >= OCCURRENCES
         has_scale = (known[:, 0] > 0) | (added[:, 1] != added[:, 0] * _SHRINK)

@@ -37,7 +37,7 @@ from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.base.scalars import plain
 from shoal.data import Batch, Reader
 from shoal.errors import ShoalError
-from shoal.models.evaluation import check_data, evaluate, measure, predicted
+from shoal.models.evaluation import begun_early, check_data, evaluate, measure, predicted
 from shoal.models.history import Best, Fit
 from shoal.models.learner import FitObserver, FitState, Learner, Prepared
 from shoal.models.measured import Evaluation
@@ -249,7 +249,8 @@ class Training:
         ):
             interrupted = self._interrupted or interrupted
             self._check_change()
-            ready = stack.enter_context(closing(first.prepared(batches)))
+            models = [trainer.model for trainer in trainers]
+            ready = stack.enter_context(closing(begun_early(first.prepared(batches), models, learns=True)))
             room = RoomForRows(self._stores, data)
             try:
                 for batch, prepared in self._until_the_data_fails(ready):

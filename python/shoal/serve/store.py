@@ -45,7 +45,7 @@ class _ExportShard:
         self._table.native.pull(batch.hashes, rows, self._table.workers, hashed=True)
 
     @property
-    def expands_later(self) -> bool:
+    def is_remote(self) -> bool:
         return False
 
     def pull_per_key(

@@ -50,8 +50,8 @@ class ShardReader(Protocol):
         """Read the row of each unique key. None: the call is complete."""
 
     @property
-    def expands_later(self) -> bool:
-        """Whether `pull_per_key` pulls unique rows, which its result copies to the input keys."""
+    def is_remote(self) -> bool:
+        """Whether calls wait for servers: `pull_per_key` pulls unique rows, which its result copies to the keys."""
 
     def pull_per_key(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /
@@ -77,6 +77,13 @@ class Shard(ShardReader, Protocol):
     The engine's ``_core.Shard`` has completed a call when it returns. A remote one may return a
     :class:`~shoal.table.future.Waitable` from ``pull`` and ``push``, which keeps a reference to the arrays.
     """
+
+    @property
+    def pulls_early(self) -> bool:
+        """Whether a pull may be sent a clock early, and be answered at once."""
+
+    def for_later(self, clocks: int, /) -> Self:
+        """Return a view of the same rows, whose pulls are for so many clocks later."""
 
     @property
     def retains_arrays(self) -> bool:
@@ -208,9 +215,18 @@ class LocalCalls:
         raise ValueError(OTHER_STORE)
 
     @property
-    def expands_later(self) -> bool:
-        """False: rows are written to their positions at once."""
+    def is_remote(self) -> bool:
+        """False: a call is complete when it returns."""
         return False
+
+    @property
+    def pulls_early(self) -> bool:
+        """False: nothing is to be gained."""
+        return False
+
+    def for_later(self, clocks: int, /) -> Self:
+        """Return itself."""
+        return self
 
     def pull_after(self, push: Waitable, batch: _core.KeyBatch, rows: Rows, /) -> NoReturn:
         """Refuse: every push of this store is complete."""

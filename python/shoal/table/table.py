@@ -239,7 +239,7 @@ class Table:
         # One pass needs no buffer of unique rows, but its writes are scattered.
         floats = as_floats(rows)
         is_sparse = self._floats >= _ONE_PASS_DIM and len(batch) >= _ONE_PASS_UNIQUE * batch.input_size
-        if is_sparse or reader.expands_later:
+        if is_sparse or reader.is_remote:
             return Future(reader.pull_per_key(batch.native, floats), lambda: rows)
         return pull_and_expand(reader.pull, batch.native, floats, self._workers, rows)
 
@@ -379,8 +379,13 @@ class Table:
         -------
         float32[m, dim]
         """
+        return self.begin_pull(batch, out=out).result()
+
+    def begin_pull(self, batch: KeyBatch, *, out: AnyRows | None = None, ahead: int = 0) -> Future[AnyRows]:
+        """Begin `pull_unique`; ``ahead``: for so many clocks later, 1 if ``shard.pulls_early``."""
         rows = self._out(out, len(batch))
-        return Future(self.reader.pull(batch.native, as_floats(rows)), lambda: rows).result()
+        reader = self.shard.for_later(ahead) if ahead else self.reader
+        return Future(reader.pull(batch.native, as_floats(rows)), lambda: rows)
 
     def push_unique(
         self,

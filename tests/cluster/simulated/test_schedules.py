@@ -48,6 +48,7 @@ PLANS = {
     "deaths": {"weather": ROUGH, "deaths": 2},
     "zombies": {"weather": ROUGH, "deaths": 2, "zombies": True},
     "many workers": {"weather": ROUGH, "workers": 6, "endpoints": 4, "clocks": 3, "deaths": 1},
+    "pulls a clock early": {"weather": ROUGH, "clocks": 8, "deaths": 1, "is_fit": True},
 }
 
 

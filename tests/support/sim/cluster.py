@@ -99,10 +99,10 @@ class Client:
     def now(self):
         return self.cluster.network.now
 
-    def pull(self, keys, table=1):
+    def pull(self, keys, table=1, ahead=0):
         """Yield it, or wait for it later; its rows are in the order of the keys, each once."""
         dim = self.cluster.dims[table]
-        record = self.cluster.history.pull(self, table, keys)
+        record = self.cluster.history.pull(self, table, keys, ahead)
         out = np.full((len(keys), dim), np.nan, np.float32)
         if self.cached is not None and table == self.cached.table:
             batch = _core.KeyBatch(np.asarray(keys, np.uint64), self.cluster.slots, THREAD)
@@ -114,7 +114,7 @@ class Client:
                 batch.expand(call.get(), dim, rows, THREAD)
                 self.cluster.history.answered(record, rows)
 
-        batch, call = self._submit(Op.PULL, table, keys, out=out, dim=dim, on_done=done)
+        batch, call = self._submit(Op.PULL, table, keys, out=out, dim=dim, ahead=ahead, on_done=done)
         return call
 
     def push(self, keys, grads, table=1, **arguments):

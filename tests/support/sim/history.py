@@ -87,8 +87,8 @@ class History:
         if life.died is None:
             life.died = self._next()
 
-    def pull(self, client, table, keys):
-        event = Event(self.life(client), client.clock, self._next(), table=table, keys=tuple(keys))
+    def pull(self, client, table, keys, ahead=0):
+        event = Event(self.life(client), client.clock + ahead, self._next(), table=table, keys=tuple(keys))
         self.pulls.append(event)
         return event
 

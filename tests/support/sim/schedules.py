@@ -54,6 +54,26 @@ def counting(seed, clocks, think=0.005, lists=None):
     return program
 
 
+def fitting(seed, clocks, think=0.005):
+    """A worker that begins the pull of each clock in the one before, pushes, and ticks."""
+
+    def program(client):
+        rng = random.Random(f"{seed} {client.rank} {client.incarnation}")
+        begun = client.pull(rng.sample(range(KEYS), 8))
+        later = []
+        while client.clock < clocks:
+            pulled, begun = begun, client.pull(rng.sample(range(KEYS), 8), ahead=1)
+            yield pulled
+            yield rng.expovariate(1.0) * think
+            for _ in range(rng.randint(0, 2)):
+                keys = rng.sample(range(KEYS), rng.randint(1, 8))
+                later.append(client.push(keys, amounts(client.rank, client.cluster.workers, len(keys), 1)))
+            later.append(client.tick())
+        yield [begun, *later]
+
+    return program
+
+
 @dataclass(frozen=True)
 class Plan:
     """What happens while the workers run."""
@@ -70,6 +90,7 @@ class Plan:
     moves: int = 0  # of slots between neighbours: the model's endpoints alone can
     filters: Filters | None = None  # _core's endpoints alone know them
     cache: CachePlan | None = None  # under SSP and ASP
+    is_fit: bool = False  # pulls are begun a clock early
 
 
 def run(seed, plan, service=model.Service, defect=ClientDefect.NONE):
@@ -80,7 +101,7 @@ def run(seed, plan, service=model.Service, defect=ClientDefect.NONE):
         cache=plan.cache,
     )  # fmt: skip
     lists = [random.Random(k).sample(range(MANY_KEYS), 40 + k) for k in range(4)] if plan.filters else None
-    program = counting(seed, plan.clocks, lists=lists)
+    program = fitting(seed, plan.clocks) if plan.is_fit else counting(seed, plan.clocks, lists=lists)
     cluster.start([program] * plan.workers)
     rng = cluster.random
     time = 0.0

@@ -70,6 +70,11 @@ class CachedShard(RemoteShard):
         view._after = [*held_back, *view._after]
         return view
 
+    @property
+    def pulls_early(self) -> bool:
+        """False: the present clock bounds what a cache may read."""
+        return False
+
     # --- pulls and pushes -------------------------------------------------------------------------------------------
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> Waitable:

@@ -64,6 +64,7 @@ class RemoteShard:
         self._filter = filter
         self._is_integer = spec.is_integer
         self._after: Sequence[_core.Call] = ()  # what pulls and pushes come after
+        self._ahead = 0  # clocks by which pulls are for a later one
         self._reads_ahead: bool | None = None  # None: not known yet
         # An empty shard of the engine has the names and widths of the columns.
         self._pattern = pattern = LocalShard.of(spec, 2, workers)
@@ -92,9 +93,20 @@ class RemoteShard:
         return True
 
     @property
-    def expands_later(self) -> bool:
-        """True: each row is sent once."""
+    def is_remote(self) -> bool:
+        """True."""
         return True
+
+    @property
+    def pulls_early(self) -> bool:
+        """True, unless it has to see the pushes of the clock before it."""
+        return not self._is_bulk
+
+    def for_later(self, clocks: int, /) -> Self:
+        """Return a view of the same rows, whose pulls wait as those of a later clock do."""
+        view = copy.copy(self)
+        view._ahead = clocks
+        return view
 
     def make_locations(self, batch: _core.KeyBatch, /) -> None:
         """Return None: the rows are not in this process."""
@@ -118,7 +130,7 @@ class RemoteShard:
 
     def pull(self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /) -> Waitable:
         """Read the row of each unique key."""
-        return self._calls.pull(self.number, batch, rows, self._floats, self._filter, self._after)
+        return self._calls.pull(self.number, batch, rows, self._floats, self._filter, self._after, self._ahead)
 
     def pull_per_key(
         self, batch: _core.KeyBatch, rows: Rows, locations: _core.RowLocations | None = None, /

@@ -125,10 +125,10 @@ class TracedCalls:
         dim: int,
         filter: _core.Filter | None = None,
         after: Iterable[_core.Call] = (),
-        follows: _core.Call | None = None,
+        ahead: int = 0,
     ) -> _core.Call:
         """Read the row of each unique key."""
-        submit = partial(self._client.pull, table, batch, rows, dim, filter, after, follows)
+        submit = partial(self._client.pull, table, batch, rows, dim, filter, after, ahead)
         return self.in_span(_core.Op.PULL, table, len(batch), submit)
 
     def pull_per_key(
