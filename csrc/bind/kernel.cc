@@ -280,12 +280,25 @@ std::optional<py::tuple> count_margins(const Array<double>& margins, const Array
 
 // (first bin, last bin, examples of label 1); None: nothing was counted.
 std::optional<py::tuple> count_labelled(const Array<double>& margins, const Array<float>& labels,
-                                        double limit, Array<std::int64_t>& counts) {
-  const auto found = shoal::count_labelled(in(margins), in(labels), limit, out(counts));
+                                        double limit, Array<std::int64_t>& counts, PoolWithScratch& pool) {
+  const auto from = in(margins);
+  const auto truth = in(labels);
+  const auto to = out(counts);
+  std::optional<LabelledBins> found;
+  {
+    const py::gil_scoped_release nogil;
+    found = shoal::count_labelled(from, truth, limit, to, pool.threads);
+  }
   if (!found) {
     return std::nullopt;
   }
   return py::make_tuple(found->bins.first, found->bins.last, found->positive);
+}
+
+// (all pairs, those won, those tied)
+py::tuple ordered_pairs(const Array<std::int64_t>& positive, const Array<std::int64_t>& negative) {
+  const OrderedPairs pairs = shoal::ordered_pairs(in(positive), in(negative));
+  return py::make_tuple(pairs.all, pairs.won, pairs.tied);
 }
 
 // (indptr, keys, values) of some rows of a matrix.
@@ -387,7 +400,9 @@ void add_kernel(py::module_& module) {
              py::arg("labels").noconvert(), py::arg("weights").noconvert(), py::arg("limit"),
              py::arg("counts").noconvert(), py::arg("pool"));
   module.def("count_labelled", &count_labelled, py::arg("margins").noconvert(), py::arg("labels").noconvert(),
-             py::arg("limit"), py::arg("counts").noconvert());
+             py::arg("limit"), py::arg("counts").noconvert(), py::arg("pool"));
+  module.def("ordered_pairs", &ordered_pairs, py::arg("positive").noconvert(),
+             py::arg("negative").noconvert());
   module.def("gather_rows", &gather_rows, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
              py::arg("values").noconvert(), py::arg("rows").noconvert());
   module.def("count_bins", &count_bins<std::int64_t>, py::arg("margins").noconvert(),

@@ -1,9 +1,11 @@
 #include "kernel/binary_metrics.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -261,18 +263,67 @@ std::optional<BinaryMetrics> count_margins(std::span<const double> margins, std:
 }
 
 std::optional<LabelledBins> count_labelled(std::span<const double> margins, std::span<const float> labels,
-                                           double limit, std::span<std::int64_t> counts) {
-  std::size_t positive = 0;
-  for (const float label : labels) {
-    if (label != 0.0F && label != 1.0F) {
-      return std::nullopt;
+                                           double limit, std::span<std::int64_t> counts, ThreadPool& pool) {
+  const std::size_t n = margins.size();
+  SHOAL_CHECK(n != 0 && labels.size() == n,
+              "labels must have one number for each of " + std::to_string(n) + " examples");
+  const std::size_t bins = bins_of(counts.size());
+  const double scale = static_cast<double>(bins) / (2.0 * limit);
+  const double end = static_cast<double>(bins) - 0.5;
+  const Partition partition{n, parts_for(n, kMetricsBlock, pool.threads())};
+  struct Found {
+    BinRange bins;
+    std::size_t positive;
+    std::size_t wrong;
+  };
+  std::vector<Found> found(partition.parts);
+  Buffer<std::uint32_t> places(n);
+  pool.run(partition.parts, [&](std::size_t part) {
+    Found mine{{static_cast<std::uint32_t>(bins), 0}, 0, 0};
+    for (std::size_t i = partition.begin(part); i < partition.begin(part + 1); ++i) {
+      const bool is_positive = labels[i] == 1.0F;
+      const std::uint32_t bin = bin_of(margins[i], limit, scale, end);
+      mine.bins = {std::min(mine.bins.first, bin), std::max(mine.bins.last, bin)};
+      mine.positive += is_positive ? 1U : 0U;
+      mine.wrong += (!is_positive && labels[i] != 0.0F) || std::isnan(margins[i]) ? 1U : 0U;
+      places[i] = bin + (is_positive ? static_cast<std::uint32_t>(bins) : 0U);
     }
-    positive += label == 1.0F ? 1U : 0U;
+    found[part] = mine;
+  });
+  Found all = found.front();
+  for (const Found& one : found | std::views::drop(1)) {
+    all = {{std::min(all.bins.first, one.bins.first), std::max(all.bins.last, one.bins.last)},
+           all.positive + one.positive,
+           all.wrong + one.wrong};
   }
-  if (std::ranges::any_of(margins, [](double margin) { return std::isnan(margin); })) {
+  if (all.wrong != 0) {
     return std::nullopt;
   }
-  return LabelledBins{add_bins(margins, labels, {}, limit, counts), positive};
+  pool.run(partition.parts, [&](std::size_t part) {
+    for (std::size_t i = partition.begin(part); i < partition.begin(part + 1); ++i) {
+      if (partition.parts == 1) {
+        ++counts[places[i]];
+      } else {  // in any order: whole numbers
+        std::atomic_ref(counts[places[i]]).fetch_add(1, std::memory_order_relaxed);
+      }
+    }
+  });
+  return LabelledBins{all.bins, all.positive};
+}
+
+OrderedPairs ordered_pairs(std::span<const std::int64_t> positive, std::span<const std::int64_t> negative) {
+  SHOAL_CHECK(positive.size() == negative.size(), "there are as many groups of positives as of negatives");
+  OrderedPairs pairs{0, 0, 0};
+  std::int64_t positives = 0;
+  std::int64_t below = 0;
+  for (std::size_t i = 0; i < positive.size(); ++i) {
+    positives += positive[i];
+    pairs.won += positive[i] * below;
+    pairs.tied += positive[i] * negative[i];
+    below += negative[i];
+  }
+  pairs.all = positives * below;
+  return pairs;
 }
 
 }  // namespace shoal

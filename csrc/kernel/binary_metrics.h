@@ -64,6 +64,15 @@ struct LabelledBins {
 // count_bins() of at least one example without weights. If a label is neither 0 nor 1, or a margin is NaN, nothing is counted,
 // and there is no result.
 std::optional<LabelledBins> count_labelled(std::span<const double> margins, std::span<const float> labels,
-                                           double limit, std::span<std::int64_t> counts);
+                                           double limit, std::span<std::int64_t> counts, ThreadPool& pool);
+
+// What an AUC is made of, of the positive and negative examples in ascending groups of equal score: the pairs of one of each,
+// those in which the positive is in a higher group, and those in one group. Exact below 2^31 examples.
+struct OrderedPairs {
+  std::int64_t all;
+  std::int64_t won;
+  std::int64_t tied;
+};
+OrderedPairs ordered_pairs(std::span<const std::int64_t> positive, std::span<const std::int64_t> negative);
 
 }  // namespace shoal

@@ -567,8 +567,13 @@ def interact(
     pairs: npt.NDArray[np.uint64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.float32] | None]: ...
 def count_labelled(
-    margins: npt.NDArray[np.float64], labels: npt.NDArray[np.float32], limit: float, counts: npt.NDArray[np.int64]
+    margins: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.float32],
+    limit: float,
+    counts: npt.NDArray[np.int64],
+    pool: ThreadPool,
 ) -> tuple[int, int, int] | None: ...
+def ordered_pairs(positive: npt.NDArray[np.int64], negative: npt.NDArray[np.int64]) -> tuple[int, int, int]: ...
 def gather_rows(
     indptr: npt.NDArray[np.int64],
     keys: npt.NDArray[np.uint64],

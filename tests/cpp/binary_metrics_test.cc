@@ -186,23 +186,43 @@ TEST(nothing_is_counted_of_margins_without_a_finite_loss) {
 }
 
 TEST(labelled_margins_count_in_the_bins_of_count_bins_or_not_at_all) {
-  const auto from = input(1000, false);
+  const auto from = input(9000, false);
   const std::vector<double> labels(from.labels.begin(), from.labels.end());
-  std::vector<std::int64_t> counts(64);
   std::vector<std::int64_t> expected(64);
   const BinRange range = count_bins(from.margins, labels, {}, kLimit, std::span(expected));
-  const auto found = count_labelled(from.margins, from.labels, kLimit, std::span(counts));
-  CHECK(found.has_value());
-  CHECK(counts == expected);
-  CHECK(found->bins.first == range.first && found->bins.last == range.last);
-  CHECK_EQ(found->positive, static_cast<std::size_t>(std::count(labels.begin(), labels.end(), 1.0)));
-  auto wrong = from;
-  wrong.labels[999] = 0.5F;
-  CHECK(!count_labelled(wrong.margins, wrong.labels, kLimit, std::span(counts)));
-  wrong = from;
-  wrong.margins[999] = std::numeric_limits<double>::quiet_NaN();
-  CHECK(!count_labelled(wrong.margins, wrong.labels, kLimit, std::span(counts)));
-  CHECK(counts == expected);
+  for (const std::size_t threads : {1U, 3U}) {
+    ThreadPool pool(threads);
+    std::vector<std::int64_t> counts(64);
+    const auto found = count_labelled(from.margins, from.labels, kLimit, std::span(counts), pool);
+    CHECK(found.has_value());
+    CHECK(counts == expected);
+    CHECK(found->bins.first == range.first && found->bins.last == range.last);
+    CHECK_EQ(found->positive, static_cast<std::size_t>(std::count(labels.begin(), labels.end(), 1.0)));
+    auto wrong = from;
+    wrong.labels[8999] = 0.5F;
+    CHECK(!count_labelled(wrong.margins, wrong.labels, kLimit, std::span(counts), pool));
+    wrong = from;
+    wrong.margins[8999] = std::numeric_limits<double>::quiet_NaN();
+    CHECK(!count_labelled(wrong.margins, wrong.labels, kLimit, std::span(counts), pool));
+    CHECK(counts == expected);
+  }
+}
+
+TEST(pairs_are_counted_as_by_comparing_every_two_examples) {
+  const std::vector<std::int64_t> positive{0, 3, 0, 2, 5, 0};
+  const std::vector<std::int64_t> negative{4, 1, 0, 2, 0, 7};
+  OrderedPairs expected{0, 0, 0};
+  for (std::size_t i = 0; i < positive.size(); ++i) {
+    for (std::size_t j = 0; j < negative.size(); ++j) {
+      const std::int64_t pairs = positive[i] * negative[j];
+      expected.all += pairs;
+      expected.won += i > j ? pairs : 0;
+      expected.tied += i == j ? pairs : 0;
+    }
+  }
+  const OrderedPairs found = ordered_pairs(positive, negative);
+  CHECK(found.all == expected.all && found.won == expected.won && found.tied == expected.tied);
+  CHECK_EQ(ordered_pairs({}, {}).all, 0);
 }
 
 TEST(margins_with_wrong_labels_weights_or_histograms_are_refused) {

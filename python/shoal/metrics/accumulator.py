@@ -34,7 +34,7 @@ from shoal import _core
 from shoal.base.exact_sum import ExactSum
 from shoal.metrics.checked import checked
 from shoal.metrics.exact import Metrics, losses, probabilities, ratio, weighted_sum
-from shoal.metrics.ordered import Curves, ScoreGroups
+from shoal.metrics.ordered import Curves, ScoreGroups, auc_bounds
 from shoal.metrics.stream import REMEDY, Integers, StreamMetrics, check_described, whole_number
 
 LIMIT = 16.0
@@ -45,6 +45,7 @@ _FRACTION_BITS = 40  # of `Accumulator.histogram`
 _MOST_WHOLE = float(1 << 53)  # the same: more is not counted in a bin
 
 _VERSION = 1
+_ALONE = _core.ThreadPool(1)
 _SUMS = ("weight", "positive_weight", "loss", "probability")
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -99,6 +100,7 @@ class Accumulator(StreamMetrics):
         weights: npt.ArrayLike | None = None,
         *,
         sums: tuple[float, ...] | None = None,
+        pool: _core.ThreadPool | None = None,
     ) -> float:
         """Count a batch of examples.
 
@@ -112,6 +114,8 @@ class Accumulator(StreamMetrics):
             Importance of each example, 0 or more; all 1 if not given.
         sums : (float, float), optional
             The weighted sums of the batch's losses and of its probabilities, where they are known already.
+        pool : ThreadPool, optional
+            Threads that count where ``sums`` are known; default: the caller's alone.
 
         Returns
         -------
@@ -124,7 +128,7 @@ class Accumulator(StreamMetrics):
             Lengths differ, a label is neither 0 nor 1, a margin is NaN, a weight is negative or not finite. Nothing
             was counted.
         """
-        if sums is not None and weights is None and self._count(labels, margins, sums):
+        if sums is not None and weights is None and self._count(labels, margins, sums, pool or _ALONE):
             return sums[0]
         y, a, w = checked(labels, margins, weights, "margins")
         loss, probability = sums or (weighted_sum(losses(y, a), w), weighted_sum(probabilities(a), w))
@@ -137,12 +141,14 @@ class Accumulator(StreamMetrics):
         self._add(len(y), weight, weighted_sum(y, w), loss, probability)
         return loss
 
-    def _count(self, labels: npt.ArrayLike, margins: npt.ArrayLike, sums: tuple[float, ...]) -> bool:
+    def _count(
+        self, labels: npt.ArrayLike, margins: npt.ArrayLike, sums: tuple[float, ...], pool: _core.ThreadPool
+    ) -> bool:
         """Count examples without weights as a model has them, in one call; false: they are others, and not counted."""
         if not (_is_array(labels, np.float32) and _is_array(margins, np.float64) and self._counts.dtype == np.int64):
             return False
         n = len(labels)
-        found = _core.count_labelled(margins, labels, LIMIT, self._counts) if 0 < n == len(margins) else None
+        found = _core.count_labelled(margins, labels, LIMIT, self._counts, pool) if 0 < n == len(margins) else None
         if found is None:
             return False
         low, high, positive = found
@@ -264,22 +270,22 @@ class Accumulator(StreamMetrics):
     @property
     def auc(self) -> float:
         """AUC with the examples of a bin as ties; NaN while there is one class only."""
-        return self._ordered().auc()[1]
+        return self._auc()[1]
 
     @property
     def auc_lower(self) -> float:
         """Lower bound of the exact AUC."""
-        return self._ordered().auc()[0]
+        return self._auc()[0]
 
     @property
     def auc_upper(self) -> float:
         """Upper bound of the exact AUC."""
-        return self._ordered().auc()[2]
+        return self._auc()[2]
 
     @property
     def auc_error(self) -> float:
         """Maximum error of ``auc``: half the distance of the bounds."""
-        lower, _, upper = self._ordered().auc()
+        lower, _, upper = self._auc()
         return (upper - lower) / 2
 
     @property
@@ -381,6 +387,10 @@ class Accumulator(StreamMetrics):
 
     def _set_sums(self, sums: Sequence[ExactSum]) -> None:
         self._weight, self._positive_weight, self._loss, self._probability = sums
+
+    def _auc(self) -> tuple[float, float, float]:
+        negative, positive = self._counts.reshape(2, -1)[:, self._used.start : self._used.stop]
+        return auc_bounds(positive, negative)
 
     def _ordered(self) -> ScoreGroups:
         """Return the bins with anything in them, each at its middle."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from shoal import _core
 from shoal.base.exact_sum import ExactSum
 from shoal.metrics.checked import Floats, checked_weights
 from shoal.metrics.exact import Metrics, ratio, weighted_sum
@@ -118,6 +119,7 @@ class MulticlassAccumulator(StreamMetrics):
         weights: npt.ArrayLike | None = None,
         *,
         sums: tuple[float, ...] | None = None,
+        pool: _core.ThreadPool | None = None,
     ) -> float:
         """Count a batch of examples.
 
@@ -131,6 +133,8 @@ class MulticlassAccumulator(StreamMetrics):
             Importance of each example, 0 or more; all 1 if not given.
         sums : (float,), optional
             The weighted sum of the batch's losses, where it is known already.
+        pool : ThreadPool, optional
+            As for `Accumulator`; not used.
 
         Returns
         -------

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal import _core
 from shoal.metrics.checked import Floats
 
 # int64 or float64: counts or weights.
@@ -104,21 +105,8 @@ class ScoreGroups(msgspec.Struct, frozen=True):
         return cls(scores[begins], positive, negative)
 
     def auc(self) -> tuple[float, float, float]:
-        """Return (the least, the middle, the most) AUC that any order within the groups can give; NaN of one class.
-
-        With exact groups the middle one is the AUC, ties counting half. Integers up to the one division, where nothing
-        is weighted and there are less than 2^31 examples.
-        """
-        if self.positive.dtype == np.int64 and int(self.positive.sum()) + int(self.negative.sum()) >= _MOST_EXACT:
-            return ScoreGroups(self.scores, self.positive.astype(np.float64), self.negative.astype(np.float64)).auc()
-        pairs = self.positive.sum().item() * self.negative.sum().item()
-        if not pairs > 0:
-            return math.nan, math.nan, math.nan
-        below = np.cumsum(self.negative) - self.negative
-        won = np.sum(self.positive * below).item()
-        tied = np.sum(self.positive * self.negative).item()
-        # Float sums may end an ulp above the pairs.
-        return min(won / pairs, 1.0), min((2 * won + tied) / (2 * pairs), 1.0), min((won + tied) / pairs, 1.0)
+        """Return `auc_bounds`."""
+        return auc_bounds(self.positive, self.negative)
 
     def roc(self, most: int = ROC_POINTS) -> tuple[Floats, Floats]:
         """Compute the ROC curve: fpr and tpr, both from 0 to 1, ``most + 1`` points at most; empty of one class.
@@ -160,6 +148,26 @@ class ScoreGroups(msgspec.Struct, frozen=True):
         """Compute what a report draws; ``probabilities`` are those of the groups."""
         fpr, tpr = self.roc()
         return Curves(deciles=self.deciles(probabilities), fpr=tuple(fpr.tolist()), tpr=tuple(tpr.tolist()))
+
+
+def auc_bounds(positive: Sums, negative: Sums) -> tuple[float, float, float]:
+    """Return (the least, the middle, the most) AUC that any order within groups can give; NaN of one class.
+
+    The groups are ascending, some may be empty. With exact groups the middle one is the AUC, ties counting half.
+    Integers up to the one division, where nothing is weighted and there are less than 2^31 examples.
+    """
+    if positive.dtype == np.int64:
+        if (positive.sum() + negative.sum()).item() >= _MOST_EXACT:
+            return auc_bounds(positive.astype(np.float64), negative.astype(np.float64))
+        pairs, won, tied = _core.ordered_pairs(positive, negative)
+    else:
+        pairs = positive.sum().item() * negative.sum().item()
+        won = np.sum(positive * (np.cumsum(negative) - negative)).item()
+        tied = np.sum(positive * negative).item()
+    if not pairs > 0:
+        return math.nan, math.nan, math.nan
+    # Float sums may end an ulp above the pairs.
+    return min(won / pairs, 1.0), min((2 * won + tied) / (2 * pairs), 1.0), min((won + tied) / pairs, 1.0)
 
 
 def begins_of_runs(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

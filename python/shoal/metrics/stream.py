@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from shoal import _core
 from shoal.base.exact_sum import ExactSum
 from shoal.metrics.exact import Metrics, ratio
 
@@ -73,6 +74,7 @@ class StreamMetrics(ABC):
         weights: npt.ArrayLike | None = None,
         *,
         sums: tuple[float, ...] | None = None,
+        pool: _core.ThreadPool | None = None,
     ) -> float:
         """Count a batch of examples; return the weighted sum of their losses."""
 

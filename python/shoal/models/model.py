@@ -117,7 +117,7 @@ class Model(LinearWeights, SavedModel, Learner):
         positives = batch.labels if batch.weights is None else batch.weights[batch.labels == 1]
         sums = loss, float(slopes.sum() + positives.sum(dtype=np.float64))
         if seen is not None:
-            seen.update(batch.labels, margins, batch.weights, sums=sums)
+            seen.update(batch.labels, margins, batch.weights, sums=sums, pool=self._store.workers)
         return loss, slopes
 
     def _batch_accumulator(self) -> StreamMetrics | None:
