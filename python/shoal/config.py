@@ -15,7 +15,7 @@ Threads: configurations are immutable.
 
 from typing import Annotated, Any, Literal
 
-from shoal.base.defaults import BATCH_SIZE, CLICK_BATCH_SIZE
+from shoal.base.defaults import BATCH_SIZE, CLICK_BATCH_SIZE, MAX_WORKERS
 from shoal.base.settings import Config, Setting
 
 # ---- shared settings -------------------------------------------------------------------------------------------------
@@ -145,6 +145,23 @@ class SchedulerConfig(ClusterConfig, frozen=True, kw_only=True):
     curve: Curve = None
     insecure: Insecure = False
     metrics_port: MetricsPort = None
+
+
+def check_cluster(config: ClusterConfig) -> None:
+    """Raise a ValueError for settings that do not go together, or that no cluster can have."""
+    if config.workers > MAX_WORKERS:
+        raise ValueError(f"a job has {MAX_WORKERS} workers at most, got {config.workers}")
+    if config.slots not in {1 << bits for bits in range(1, 15)}:
+        raise ValueError(f"slots must be a power of two from 2 to 16384, got {config.slots}")
+    if not config.replicas < config.servers:
+        raise ValueError(
+            f"replicas must be a number from 0 to {config.servers - 1}, since each copy is on another of the "
+            f"{config.servers} servers, got {config.replicas}: start more servers, or keep fewer copies"
+        )
+    if not config.replacement_seconds < 1e9:
+        raise ValueError(
+            f"replacement_seconds must be a number of seconds, 0 or more, got {config.replacement_seconds}"
+        )
 
 
 class ServerSettings(Config, frozen=True, kw_only=True):

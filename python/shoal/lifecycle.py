@@ -11,14 +11,16 @@ each rule.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.scalars import make_plain
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = [
     "Admission",
@@ -298,8 +300,10 @@ def make_expiry(form: RuleRecord) -> Expiry:
     return made
 
 
-def rules_native(rules: Sequence[Expiry]) -> npt.NDArray[np.float64]:
+def rules_native(rules: Sequence[Expiry]) -> "npt.NDArray[np.float64]":
     """Encode expiry rules for the engine and the wire: three numbers each, concatenated."""
+    import numpy as np  # a scheduler describes tables without it
+
     numbers = [(_KINDS.index(type(rule)) + 1, *rule.params().values(), 0.0)[:3] for rule in rules]
     return np.array(numbers, np.float64).ravel()
 
@@ -412,7 +416,7 @@ _EXPONENT = 32  # class of a score or norm of 1 to 2
 class _Answer:
     """One decoded answer."""
 
-    def __init__(self, words: npt.NDArray[np.uint64], rules: Sequence[Expiry], *, dry_run: bool) -> None:
+    def __init__(self, words: "npt.NDArray[np.uint64]", rules: Sequence[Expiry], *, dry_run: bool) -> None:
         numbers = [int(word) for word in words]
         self.rows, self.before, self.after, self.impressions, self.forgotten = numbers[:5]
         self.returns = numbers[5:_HEAD]
@@ -467,7 +471,7 @@ def _beyond(returns: list[int], age: float) -> float:
     return total
 
 
-def read_sweep(table: str, rules: Sequence[Expiry], words: npt.NDArray[np.uint64], *, dry_run: bool) -> TableSweep:
+def read_sweep(table: str, rules: Sequence[Expiry], words: "npt.NDArray[np.uint64]", *, dry_run: bool) -> TableSweep:
     """Decode the answer of the engine, or of all servers together, to a sweep by ``rules``."""
     answer = _Answer(words, rules, dry_run=dry_run)
     return TableSweep(

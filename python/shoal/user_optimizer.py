@@ -11,19 +11,22 @@ the table can be read, saved and inspected; a push raises `UserCodeError`.
 Threads: any number.
 """
 
+from __future__ import annotations
+
 import keyword
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from shoal import _core
 from shoal.base.scalars import make_plain, plain
 from shoal.errors import UserCodeError
 from shoal.optim import Optimizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _RULE = "UserOptimizer"  # of the engine
 _MOST_STATES = 4
@@ -34,11 +37,11 @@ _PARAM = "param."
 _BOUNDS = ("clip_value", "clip_norm")
 _OWN_NAMES = frozenset({"w", "t"})  # the columns of weights and of a row's number of steps
 
-_classes: dict[str, type["UserOptimizer"]] = {}  # by path
-_optimizers: dict[tuple[tuple[str, float], ...], "UserOptimizer"] = {}  # by the engine's parameters
+_classes: dict[str, type[UserOptimizer]] = {}  # by path
+_optimizers: dict[tuple[tuple[str, float], ...], UserOptimizer] = {}  # by the engine's parameters
 
 
-def _path(kind: type["UserOptimizer"]) -> str:
+def _path(kind: type[UserOptimizer]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -276,6 +279,8 @@ def run_step(
     steps: npt.NDArray[np.int64],
 ) -> None:
     """Step some rows with the optimizer that the parameters describe. Called by the engine."""
+    import numpy as np  # a scheduler describes tables without it
+
     key = tuple(engine_params.items())  # in the order of the names
     found = _optimizers.get(key)
     kind = None if found is None else _classes.get(_path(type(found)))

@@ -3,6 +3,8 @@
 Threads: any number. Saves and exports of one store are serialised; updates continue while rows are written.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import time

@@ -24,9 +24,9 @@ from membership_world import (
     together,
 )
 from memberships import new_membership
+from shoal.base.defaults import MAX_WORKERS
 from shoal.cluster.protocol import messages
 from shoal.cluster.protocol.messages import (
-    MAX_WORKERS,
     AcceptedReply,
     AddTable,
     Admit,

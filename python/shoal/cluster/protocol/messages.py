@@ -44,6 +44,7 @@ import msgspec
 from msgspec import Meta, field
 
 from shoal.base.decoders import msgpack_decoder
+from shoal.base.defaults import MAX_WORKERS
 from shoal.cluster.protocol.records import Command, Event, OrderBody, Record, ReplyBody, RequestBody, union_of
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import MAX_FITS, FitStatus, GetStatus, StatusReply  # noqa: F401 - kinds of messages
@@ -53,7 +54,6 @@ from shoal.table.spec import TableRecord
 
 VERSION = 8
 GRACE_SECONDS = 60.0  # that a process continues while the scheduler is silent, unless it is started otherwise
-MAX_WORKERS = 1 << 14  # of a job; one thread receives the heartbeats of all
 _BALANCED = ("slots", "rows", "bytes", "load")
 MAX_OPEN_REQUESTS = 1024  # unanswered requests of a process
 _MAGIC = b"SHOALCTL"

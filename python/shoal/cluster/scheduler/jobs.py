@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+from shoal.base.defaults import MAX_WORKERS
 from shoal.base.plural import counted
 from shoal.cluster.protocol.messages import (
-    MAX_WORKERS,
     AcceptedReply,
     Admit,
     Barrier,

@@ -25,7 +25,6 @@ import msgspec
 from shoal.base.sizes import memory_bytes
 from shoal.cluster.protocol.messages import (
     GRACE_SECONDS,
-    MAX_WORKERS,
     AnyEvent,
     AnyReply,
     Heartbeat,
@@ -38,7 +37,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.protocol.status import Outcome
 from shoal.cluster.scheduler.splits import SplitTracker
-from shoal.config import ClusterConfig
+from shoal.config import ClusterConfig, check_cluster
 
 COPY_RATE = 1 << 25  # bytes per second: a tenth of a core, at 2.4 ns per byte of rows of dim 1
 DEAD_AFTER = 5  # heartbeats missed
@@ -50,23 +49,6 @@ _MAX_RESEND_SECONDS = 1.0
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
     pass
-
-
-def check_cluster(config: ClusterConfig) -> None:
-    """Raise a ValueError for settings that do not go together, or that no cluster can have."""
-    if config.workers > MAX_WORKERS:
-        raise ValueError(f"a job has {MAX_WORKERS} workers at most, got {config.workers}")
-    if config.slots not in {1 << bits for bits in range(1, 15)}:
-        raise ValueError(f"slots must be a power of two from 2 to 16384, got {config.slots}")
-    if not config.replicas < config.servers:
-        raise ValueError(
-            f"replicas must be a number from 0 to {config.servers - 1}, since each copy is on another of the "
-            f"{config.servers} servers, got {config.replicas}: start more servers, or keep fewer copies"
-        )
-    if not config.replacement_seconds < 1e9:
-        raise ValueError(
-            f"replacement_seconds must be a number of seconds, 0 or more, got {config.replacement_seconds}"
-        )
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------

@@ -30,12 +30,12 @@ from typing import Any, cast
 import numpy as np
 
 from shoal import _core
+from shoal.base.defaults import MAX_WORKERS
 from shoal.base.logs import identify_store
 from shoal.checkpoint.format import Chain, ChainEntry
 from shoal.checkpoint.read import load as load_checkpoint
 from shoal.checkpoint.write import LocalSnapshotSet, SnapshotSet, TableSnapshot
 from shoal.cluster.protocol.messages import (
-    MAX_WORKERS,
     AcceptedReply,
     Barrier,
     BarrierReply,
