@@ -175,7 +175,7 @@ def test_a_launch_whose_store_cannot_be_made_leaves_no_process():
 def test_roles_that_are_not_ready_in_time_are_all_named():
     with (
         pytest.raises(
-            DeadlineExceededError, match=r"not complete after 0.01 s: scheduler was not ready; its output: none"
+            DeadlineExceededError, match=r"not complete after 0.01 s: (scheduler|server 0) was not ready; its output"
         ),
         local_cluster.running(2, timeout=0.01),
     ):
@@ -233,6 +233,23 @@ def program(tmp_path):
 
 def shoal_launch(*arguments):
     return [sys.executable, "-m", "shoal", "launch", *arguments]
+
+
+def test_a_server_that_waits_for_its_configuration_ends_with_its_parent():
+    with script(
+        """
+        import time
+        from shoal.cluster.launch.local_cluster import LocalCluster
+        cluster = LocalCluster()
+        cluster._start_ahead(["server 0"])
+        print(cluster._ahead["server 0"].process.pid, flush=True)
+        time.sleep(1000)
+        """
+    ) as process:
+        pid = int(process.stdout.readline())
+        until(lambda: any("zmq" in map.path for map in psutil.Process(pid).memory_maps()))
+        process.kill()
+        until(lambda: not alive(pid))
 
 
 def test_launch_runs_a_program_on_all_workers_and_ends_well_when_they_do(program):
@@ -354,6 +371,7 @@ def test_a_role_that_fails_at_start_up_gives_launch_its_status_and_last_words(pr
     )
     assert done.returncode == 1
     assert re.search(r"server 0 ended with status 1; its last output: \n.*/dev/null/rows", done.stderr)
+    assert (done.stdout, done.stderr.count("shoal: server 0")) == ("", 1)  # and nothing of the program
 
 
 LEARNING = """

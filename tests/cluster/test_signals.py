@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -94,6 +95,7 @@ def test_a_broken_cluster_can_be_ended_too(capsys):
 @pytest.mark.parametrize("patience", [20.0, None])
 def test_a_second_sigterm_ends_a_server_that_is_drained(patience):
     server = Server.__new__(Server)
+    server._scheduler = mock.Mock()
     server._drain_seconds, server._drains, server._stopping = patience, False, False
     server.leave()
     assert server._stopping == (patience is None)

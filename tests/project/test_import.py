@@ -26,6 +26,19 @@ def test_a_store_loads_neither_models_nor_the_cluster():
     assert not {"cluster", "models", "torch", "serve", "data", "cli"} & set(ast.literal_eval(done.stdout))
 
 
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("cli.cluster cluster.launch.local_cluster cluster.launch.workers", {"numpy", "zmq"}),
+        ("cluster.launch.roles cluster.scheduler.scheduler", {"numpy"}),
+    ],
+)
+def test_a_launcher_and_a_scheduler_start_without_what_they_do_not_need(modules, absent):
+    code = f"import sys, {', '.join(f'shoal.{one}' for one in modules.split())}; print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert not absent & set(ast.literal_eval(done.stdout)), done.stderr
+
+
 def test_type_checkers_and_the_interpreter_find_each_name_in_the_same_module():
     tree = ast.parse(Path(shoal.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]

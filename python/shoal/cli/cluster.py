@@ -329,10 +329,7 @@ def _launch_once(
 
     try:
         with LocalCluster() as cluster:
-            cluster.start(scheduler, server, timeout=options.timeout)
-            if isinstance(workers, tuple):
-                least, most = workers
-                warn(f"more workers may join: SHOAL_SCHEDULER={cluster.address} SHOAL_WORKERS={least}:{most}")
+            cluster.begin(scheduler, server, timeout=options.timeout)
             first = run_workers(
                 cluster,
                 program,

@@ -142,6 +142,9 @@ class RayCluster(Supervisor):
         with contextlib.suppress(Exception):  # Ray has been shut down
             remove_placement_group(self._group)
 
+    def _start_ahead(self, names: Sequence[str]) -> None:
+        """Do nothing: an actor is started with its configuration."""
+
     def _start(self, name: str, config: SchedulerConfig | ServerConfig, former: Process | None = None) -> ActorProcess:
         # The name of an actor that has ended may be taken for a while.
         unique = "" if former is None else f"-{secrets.token_hex(4)}"

@@ -56,6 +56,8 @@ def run(
         restarts=5,
         warn=said.append,
     )
+    if isinstance(workers, tuple):
+        assert "more workers may join: SHOAL_SCHEDULER=tcp://127.0.0.1:1" in said.pop(0)
     return failed, said
 
 

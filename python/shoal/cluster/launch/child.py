@@ -1,8 +1,8 @@
 """A child process of a launcher: started in its own process group, its output read by a thread.
 
 Each child leads a process group, so that all that it starts ends with it, and Ctrl-C in a terminal reaches the launcher
-alone. A child that is a scheduler or a server has a socket as standard input: it receives its configuration there, as
-one line of JSON, and sends its reports (protocol/reports.py).
+alone. A child that is a scheduler or a server has a socket as standard input: it receives two lines of JSON there, what
+it is, at once, and its configuration, once that is known; and sends its reports (protocol/reports.py).
 
 Threads: a :class:`ChildProcess` is used by one; it has two or three of its own.
 """
@@ -98,7 +98,7 @@ class ChildProcess(Process):
     """A child process of this one.
 
     ``emit`` is called in a thread with every line of output, ``emit_error`` in another one with those of standard
-    error, which without it is part of the output. A scheduler or server is sent ``start``.
+    error, which without it is part of the output. A scheduler or server is sent ``start``, and later its configuration.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class ChildProcess(Process):
     ) -> None:
         super().__init__(name)
         self._notify = notify
+        self._over = threading.Event()  # it has ended
         own, its = (None, None) if start is None else socket.socketpair()
         with its or contextlib.nullcontext():
             self.process = subprocess.Popen(
@@ -129,8 +130,12 @@ class ChildProcess(Process):
             for pipe, call in pipes
             if pipe is not None
         }
-        self._follower = threading.Thread(target=self._follow, args=(own, start), name=f"shoal-{name}-end", daemon=True)
+        self._control = own
+        self._control_lock = threading.Lock()  # nothing is sent while it is closed
+        self._follower = threading.Thread(target=self._follow, name=f"shoal-{name}-end", daemon=True)
         try:
+            if start is not None:
+                self.tell(start)
             for thread in self._readers.values():
                 thread.start()
             self._follower.start()
@@ -144,6 +149,12 @@ class ChildProcess(Process):
                 own.close()
             raise
 
+    def tell(self, message: msgspec.Struct) -> None:
+        """Send a message to a scheduler or a server."""
+        assert self._control is not None
+        with self._control_lock, contextlib.suppress(OSError):  # it has ended before it has read
+            self._control.sendall(msgspec.json.encode(message) + b"\n")
+
     def _read(self, pipe: IO[bytes], emit: Callable[[str], None] | None) -> None:
         # A progress bar redraws itself: each state is a line here, and the return that begins it is not a line.
         with io.TextIOWrapper(pipe, errors="replace", newline="") as lines:
@@ -154,14 +165,15 @@ class ChildProcess(Process):
                 if emit is not None:
                     emit(line.rstrip("\r\n"))
 
-    def _follow(self, control: socket.socket | None, start: msgspec.Struct | None) -> None:
-        if control is not None:
-            with control, contextlib.suppress(OSError):  # it has ended before it has read
-                control.sendall(msgspec.json.encode(start) + b"\n")
-                with control.makefile("rb") as lines:
-                    for line in lines:
-                        self._notify(self, _REPORT.decode(line))
+    def _follow(self) -> None:
+        if self._control is not None:
+            with contextlib.suppress(OSError), self._control.makefile("rb") as lines:
+                for line in lines:
+                    self._notify(self, _REPORT.decode(line))
+            with self._control_lock:
+                self._control.close()
         self.process.wait()
+        self._over.set()
         self._notify(self, None)
 
     @property
@@ -196,9 +208,7 @@ class ChildProcess(Process):
 
     def wait(self, seconds: float) -> bool:
         """See `Process`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(max(0.0, seconds))
-        return self.process.returncode is not None
+        return self._over.wait(max(0.0, seconds))  # Popen.wait would look again every 50 ms
 
     def end(self, deadline: float) -> None:
         """See `Process`."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from shoal.base.interrupts import held_back
 from shoal.base.logs import forward
 from shoal.base.scalars import whole
 from shoal.cluster.launch.child import ChildProcess, Notify, Process
@@ -28,17 +29,14 @@ from shoal.cluster.launch.supervisor import Supervisor, slot_memory
 from shoal.cluster.launch.workers import start_worker, worker_environment
 from shoal.cluster.protocol.environment import find_keys
 from shoal.cluster.protocol.private import make_private, remove_private
-from shoal.cluster.scheduler.state import check_cluster
-from shoal.cluster.server.code import AllowedCode
-from shoal.config import ClusterConfig, SchedulerConfig, ServerConfig
+from shoal.config import ClusterConfig, SchedulerConfig, ServerConfig, check_cluster
 from shoal.consistency import BSP, Consistency
-from shoal.storage.roots import StorageRoots
-from shoal.table.tiered import Tiered
 
 if TYPE_CHECKING:
     from shoal.cluster.worker.cache import Cache
     from shoal.cluster.worker.cluster_store import ClusterStore
     from shoal.cluster.worker.filters import Filters
+    from shoal.table.tiered import Tiered
 
 _BSP = BSP()
 # Where the scheduler and the servers of a launch listen by default: sockets in a directory that `LocalCluster` makes.
@@ -49,13 +47,14 @@ def start_role(
     name: str, config: SchedulerConfig | ServerConfig, notify: Notify, directory: str | None = None
 ) -> ChildProcess:
     """Start a scheduler or a server, which ends with this process, and then removes this process's directory."""
-    is_scheduler = isinstance(config, SchedulerConfig)
-    start = Start(
-        scheduler=config if isinstance(config, SchedulerConfig) else None,
-        server=config if isinstance(config, ServerConfig) else None,
-        parent=os.getpid(),
-        directory=directory,
-    )
+    made = _start_unconfigured(name, isinstance(config, SchedulerConfig), notify, directory)
+    made.tell(config)
+    return made
+
+
+def _start_unconfigured(name: str, is_scheduler: bool, notify: Notify, directory: str | None) -> ChildProcess:
+    """Start a scheduler or a server, which waits for its configuration."""
+    start = Start(is_scheduler=is_scheduler, parent=os.getpid(), directory=directory)
     command = [sys.executable, "-m", "shoal", "role", "scheduler" if is_scheduler else "server"]
     return ChildProcess(name, command, {}, notify, forward, start=start)
 
@@ -66,23 +65,46 @@ class LocalCluster(Supervisor):
     def __init__(self) -> None:
         super().__init__()
         self._directory: str | None = None  # private: of sockets and the journal
+        self._ahead: dict[str, ChildProcess] = {}  # servers that wait for their configuration, by name
 
-    def start(self, scheduler: SchedulerConfig, server: ServerConfig, *, timeout: float, spares: int = 0) -> None:
+    def begin(self, scheduler: SchedulerConfig, server: ServerConfig, *, timeout: float, spares: int = 0) -> None:
         """See `Supervisor`. By default the processes listen at sockets that no other user can reach."""
         if scheduler.bind == PRIVATE or scheduler.journal is None:
-            self._directory = make_private()
+            with held_back():
+                self._directory = make_private()
+                if self._directory is not None:
+                    self._closing.callback(remove_private, self._directory)
         directory = self._directory
-        if directory is not None:
-            self._closing.callback(remove_private, directory)
-            if scheduler.journal is None:
-                scheduler = structs.replace(scheduler, journal=os.path.join(directory, "journal"))
         if scheduler.bind == PRIVATE:
-            bind = "tcp://127.0.0.1:*" if directory is None else f"ipc://{directory}/scheduler"
+            if directory is None:
+                bind = "tcp://127.0.0.1:*"
+            else:  # in which nobody else listens, so workers may know it before the scheduler listens there
+                bind = self.address = f"ipc://{directory}/scheduler"
             scheduler = structs.replace(scheduler, bind=bind)
-        super().start(scheduler, server, timeout=timeout, spares=spares)
+        super().begin(scheduler, server, timeout=timeout, spares=spares)
+
+    def _make_journal(self) -> str:
+        return super()._make_journal() if self._directory is None else os.path.join(self._directory, "journal")
+
+    def _start_ahead(self, names: Sequence[str]) -> None:
+        for name in names:
+            with held_back():
+                self._ahead[name] = _start_unconfigured(name, False, self.notify, self._directory)
 
     def _start(self, name: str, config: SchedulerConfig | ServerConfig, former: Process | None = None) -> Process:
-        return start_role(name, config, self.notify, self._directory)
+        ahead = self._ahead.pop(name, None)
+        if ahead is None:
+            return start_role(name, config, self.notify, self._directory)
+        ahead.tell(config)
+        return ahead
+
+    def stop(self) -> None:
+        """See `Supervisor`."""
+        try:
+            for process in self._ahead.values():
+                process.end(0.0)
+        finally:
+            super().stop()
 
     def prepare_workers(self, count: int) -> None:
         """Do nothing: this machine has a place for any number."""
@@ -121,8 +143,15 @@ def configurations(
     """
     if memory is not None and tier is not None:
         raise ValueError("servers have a memory budget or a tier: leave memory= or tier= out")
-    StorageRoots(storage_roots, storage_options)  # all raise if they are invalid
-    AllowedCode(allow_code)
+    # Checked here where they are given: a launcher starts without the modules of servers.
+    if storage_roots is not None or storage_options is not None:
+        from shoal.storage.roots import StorageRoots
+
+        StorageRoots(storage_roots, storage_options)
+    if allow_code:
+        from shoal.cluster.server.code import AllowedCode
+
+        AllowedCode(allow_code)
     of_cluster = {name: settings.pop(name) for name in ClusterConfig.__struct_fields__ if name in settings}
     scheduler = SchedulerConfig(
         bind=address or (PRIVATE if curve is None else "tcp://127.0.0.1:*"),
@@ -136,7 +165,7 @@ def configurations(
     return scheduler, ServerConfig(
         scheduler="tcp://127.0.0.1:1",  # known when it has joined
         slot_memory=slot_memory(memory, scheduler.slots),
-        tier=f"{os.path.abspath(tier.path)}:{tier.memory_bytes}" if isinstance(tier, Tiered) else tier,
+        tier=tier if tier is None or isinstance(tier, str) else f"{os.path.abspath(tier.path)}:{tier.memory_bytes}",
         storage_roots=None if storage_roots is None else tuple(os.fspath(root) for root in storage_roots),
         storage_options=None if storage_options is None else dict(storage_options),
         allow_code=tuple(os.fspath(one) for one in allow_code),
@@ -238,14 +267,10 @@ def launch(
     ...     table.pull(np.array([7], np.uint64)).tolist()
     [[-1.0, -1.0]]
     """
-    from shoal.cluster.worker.cluster_store import ClusterStore
-    from shoal.cluster.worker.connect import traces
-
-    is_traced = traces(tracing)
     cluster = LocalCluster()
     curve = find_keys(os.environ)
     try:
-        cluster.start(
+        cluster.begin(
             *configurations(
                 whole("servers", servers, 1),
                 threads=whole("server_threads", server_threads, 1),
@@ -263,6 +288,12 @@ def launch(
             ),
             timeout=timeout,
         )
+        # While the other processes start.
+        from shoal.cluster.worker.cluster_store import ClusterStore
+        from shoal.cluster.worker.connect import traces
+
+        is_traced = traces(tracing)
+        cluster.complete()
     except BaseException:
         cluster.stop()
         raise

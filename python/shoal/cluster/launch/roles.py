@@ -1,8 +1,9 @@
 """The scheduler and the servers, as each of their processes runs them: from settings, with reports to its supervisor.
 
 A command runs one until a signal ends it, an actor of Ray until it is stopped, a process of mpirun or srun until the
-workers have ended. ``python -m shoal role`` is what a launcher starts: it receives its configuration as one line of
-JSON from standard input, a socket, and sends its reports there.
+workers have ended. ``python -m shoal role`` is what a launcher starts: it receives a `Start` from standard input, a
+socket, imports what its role needs, then receives its configuration, a line of JSON too, and sends its reports there.
+So a server is imported while its scheduler starts, whose address its configuration has.
 
 Threads: functions of this module are called by one; reports are sent by the thread that runs the role.
 """
@@ -10,6 +11,7 @@ Threads: functions of this module are called by one; reports are sent by the thr
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -43,18 +45,19 @@ RoleConfig: TypeAlias = SchedulerConfig | ServerConfig
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launcher sends to a process that it has started: one of the configurations, and its own process.
+    """What a launcher sends first to a process that it has started: what it is, and the launcher's process.
 
     ``directory`` is the launcher's, which is removed if the launcher has ended without doing so.
     """
 
-    scheduler: SchedulerConfig | None = None
-    server: ServerConfig | None = None
+    is_scheduler: bool
     parent: int
     directory: str | None = None
 
 
 _START = json_decoder(Start)
+_SCHEDULER = json_decoder(SchedulerConfig)
+_SERVER = json_decoder(ServerConfig)
 
 
 def run(
@@ -83,7 +86,7 @@ def run(
 
             scheduler = ended.enter_context(Scheduler(config))
             ended.enter_context(around(scheduler))
-            scheduler.on_death = tell
+            scheduler.on_report = tell
             identify(cluster=scheduler.membership.state.cluster)
             say(f"scheduler at {scheduler.address}, for {counted(config.servers, 'server')}")
             joined = structs.replace(joined, address=scheduler.address)
@@ -128,20 +131,40 @@ def ended_by_signals(role: Role) -> Iterator[None]:
 
 
 def run_child(say: Callable[[str], None]) -> None:
-    """Run the role whose settings come from standard input, and report there; it ends with its parent."""
+    """Run the role whose settings come from standard input, and report there; it ends with its parent.
+
+    After an orderly end it ends the process at once, and does not return: the system frees rows faster than their
+    owners one by one, and nobody needs the modules to be taken apart.
+    """
+    kept: list[Role] = []
+
+    @contextlib.contextmanager
+    def around(role: Role) -> Iterator[None]:
+        kept.append(role)
+        with ended_by_signals(role):
+            yield
+
     with socket.socket(fileno=os.dup(0)) as control, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)  # what the role starts does not hold the connection
-        with control.makefile("rb") as lines:
-            start = _START.decode(lines.readline())
 
         def tell(report: Report) -> None:
             with contextlib.suppress(OSError):  # the launcher has ended
                 control.sendall(msgspec.json.encode(report) + b"\n")
 
-        with _ended_with(start.parent, start.directory):
-            config = start.scheduler or start.server
-            assert config is not None
-            run(config, ended_by_signals, say=say, tell=tell)
+        with control.makefile("rb") as lines:
+            if not (line := lines.readline()):  # the launcher has ended
+                return
+            start = _START.decode(line)
+            with contextlib.ExitStack() as over:
+                over.enter_context(_ended_with(start.parent, start.directory))
+                importlib.import_module(
+                    f"shoal.cluster.{'scheduler.scheduler' if start.is_scheduler else 'server.server'}"
+                )
+                if line := lines.readline():
+                    config = (_SCHEDULER if start.is_scheduler else _SERVER).decode(line)
+                    run(config, around, say=say, tell=tell)
+                    over.close()
+                    os._exit(0)
 
 
 @contextlib.contextmanager

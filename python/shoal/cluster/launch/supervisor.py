@@ -35,13 +35,9 @@ from shoal.base.interrupts import held_back
 from shoal.base.sizes import memory_bytes
 from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import Process, ProcessFailedError, end_all
-from shoal.cluster.protocol.messages import AcceptedReply, Drain
-from shoal.cluster.protocol.reports import Drained, Joined, Report, ServerDied, WorkerDied, pid_of
-from shoal.cluster.protocol.status import GetStatus, StatusReply, as_dict
-from shoal.cluster.scheduler.journal import Journal
+from shoal.cluster.protocol.reports import Drained, Joined, NamedJobs, Report, ServerDied, WorkerDied, pid_of
 from shoal.config import SchedulerConfig, ServerConfig
 from shoal.errors import DeadlineExceededError, NotConnectedError, ServerLostError, ShoalError
-from shoal.store.description import make_budget
 
 if TYPE_CHECKING:
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
@@ -69,6 +65,7 @@ class Supervisor(ABC):
         self.scheduler: Process | None = None
         self.servers: list[Process] = []
         self.address = ""
+        self.has_named_jobs = False
         self.curve: str | None = None  # the directory of the keys
         self._closing = contextlib.ExitStack()  # after the processes have ended
         self._reports: TimedQueue[tuple[Process, Report | None] | None] = TimedQueue()
@@ -77,6 +74,8 @@ class Supervisor(ABC):
         self._stopped = False
         self._fault: ShoalError | None = None
         self._fail: Callable[[ShoalError], None] | None = None
+        self._missing: tuple[SchedulerConfig, ServerConfig, int] | None = None  # what `complete` starts
+        self._timeout = self._deadline = 0.0  # of the start
         self._scheduler_config: SchedulerConfig | None = None
         self._server_config: ServerConfig | None = None  # of those that replace others; None: none does
         self._drained: set[Process] = set()
@@ -85,6 +84,16 @@ class Supervisor(ABC):
     @abstractmethod
     def _start(self, name: str, config: SchedulerConfig | ServerConfig, former: Process | None = None) -> Process:
         """Start a role, in the place of another one if there was one."""
+
+    @abstractmethod
+    def _start_ahead(self, names: Sequence[str]) -> None:
+        """Start servers that `_start` will give their configurations, where that is possible."""
+
+    def _make_journal(self) -> str:
+        """Return the directory of a journal that nobody else needs: it is new, or can be made."""
+        made = tempfile.mkdtemp(prefix="shoal-journal-")
+        self._closing.callback(shutil.rmtree, made, ignore_errors=True)
+        return made
 
     @abstractmethod
     def prepare_workers(self, count: int) -> None:
@@ -128,26 +137,41 @@ class Supervisor(ABC):
     # ---- starting ----------------------------------------------------------------------------------------------------
 
     def start(self, scheduler: SchedulerConfig, server: ServerConfig, *, timeout: float, spares: int = 0) -> None:
-        """Start the scheduler, then the servers, and wait until they have joined; spare ones join later."""
-        deadline = time.monotonic() + timeout
+        """Start the scheduler and the servers, and wait until they have joined; spare servers join later."""
+        self.begin(scheduler, server, timeout=timeout, spares=spares)
+        self.complete()
+
+    def begin(self, scheduler: SchedulerConfig, server: ServerConfig, *, timeout: float, spares: int = 0) -> None:
+        """Start the scheduler, and what does not wait for it; returns when ``address`` is known."""
+        self._timeout, self._deadline = timeout, time.monotonic() + timeout
         self.curve = scheduler.curve
         if scheduler.journal is None:
-            journal = tempfile.mkdtemp(prefix="shoal-journal-")
-            self._closing.callback(shutil.rmtree, journal, ignore_errors=True)
-            scheduler = structs.replace(scheduler, journal=journal)
-        assert scheduler.journal is not None
-        with Journal(scheduler.journal) as former:
-            former.clear()  # the processes of its cluster are not these
+            scheduler = structs.replace(scheduler, journal=self._make_journal())
+        else:
+            from shoal.cluster.scheduler.journal import Journal
+
+            with Journal(scheduler.journal) as former:
+                former.clear()  # the processes of its cluster are not these
         with held_back():
             self.scheduler = self._start("scheduler", scheduler)
-        (joined,) = self._wait_for([self.scheduler], deadline, timeout)
-        self.address = joined.address
+        self._start_ahead([f"server {rank}" for rank in range(scheduler.servers)])
+        self._missing = scheduler, server, spares
+        if not self.address:
+            self.address = self._wait_for([self.scheduler])[0].address
+
+    def complete(self) -> None:
+        """Start the rest, and wait until all have joined; do nothing if they have, or if nothing has begun."""
+        if self._missing is None:
+            return
+        (scheduler, server, spares), self._missing = self._missing, None
+        assert self.scheduler is not None
+        self.address = self._wait_for([self.scheduler])[0].address
         scheduler = structs.replace(scheduler, bind=self.address)
         server = structs.replace(server, scheduler=self.address)
         for rank in range(scheduler.servers):
             with held_back():
                 self.servers.append(self._start(f"server {rank}", structs.replace(server, rank=rank)))
-        self._wait_for(self.servers, deadline, timeout)
+        self._wait_for(self.servers)
         for rank in range(scheduler.servers, scheduler.servers + spares):
             self.servers.append(self._start(f"server {rank}", structs.replace(server, spare=True)))
         self._scheduler_config, self._server_config = scheduler, server if scheduler.replicas else None
@@ -158,21 +182,21 @@ class Supervisor(ABC):
         """Take the report of a role, or its end. From any thread."""
         self._reports.put((process, report))
 
-    def _wait_for(self, processes: Sequence[Process], deadline: float, timeout: float) -> list[Joined]:
-        """Wait until processes have joined; raise if any ends before."""
+    def _wait_for(self, processes: Sequence[Process]) -> list[Joined]:
+        """Wait until processes have joined; raise if any ends before, or if it takes too long."""
         while True:
             joined = [process.joined for process in processes if process.joined is not None]
             if len(joined) == len(processes):
                 return joined
             try:
-                found = self._reports.get(max(0.0, deadline - time.monotonic()))
+                found = self._reports.get(max(0.0, self._deadline - time.monotonic()))
             except queue.Empty:
                 late = "; ".join(
                     f"{process.name} was not ready; its output: {process.last_output()}"
                     for process in processes
                     if process.joined is None
                 )
-                raise DeadlineExceededError(f"the cluster was not complete after {timeout:g} s: {late}") from None
+                raise DeadlineExceededError(f"the cluster was not complete after {self._timeout:g} s: {late}") from None
             assert found is not None
             process, report = found
             if report is None:
@@ -206,6 +230,8 @@ class Supervisor(ABC):
         """Note what a process reports."""
         if isinstance(report, Joined):
             process.joined = report
+        elif isinstance(report, NamedJobs):
+            self.has_named_jobs = bool(report.names)
         elif isinstance(report, Drained):
             self._drained.add(process)
         elif isinstance(report, WorkerDied):
@@ -296,11 +322,15 @@ class Supervisor(ABC):
 
     def status(self, *, timeout: float = 60.0) -> dict[str, Any]:
         """Return the status of the cluster, as ``store.cluster()`` of a connected worker does."""
+        from shoal.cluster.protocol.status import GetStatus, StatusReply, as_dict
+
         with self._client() as client:
             return as_dict(client.call(GetStatus(), StatusReply, timeout))
 
     def drain(self, server: int, *, timeout: float = 60.0) -> str:
         """Request that the slots of a server, by its rank, move to the others, and that it then ends."""
+        from shoal.cluster.protocol.messages import AcceptedReply, Drain
+
         with self._client() as client:
             return client.call(Drain(server), AcceptedReply, timeout).text
 
@@ -327,6 +357,8 @@ def slot_memory(memory: int | str | None, slots: int) -> int | None:
     """Return the share of a slot in a limit for all rows."""
     if memory is None:
         return None
+    from shoal.store.description import make_budget
+
     found = memory_bytes(memory)
     make_budget(found, slots)  # raises if it is too small
     return found // slots

@@ -3,6 +3,9 @@
     run_workers  all workers of a cluster, on this machine or on Ray
     run_member   one process of a group that mpirun or srun has started: the scheduler, a server or a worker
 
+The programs start while the roles do, where the address of the scheduler is known: what they print is shown once the
+cluster is complete, and if it does not come about they are killed, and never seen.
+
 Ctrl-C and SIGTERM are forwarded to the workers; servers run until the workers have saved. A worker's program runs under
 guard.py, which ends it when the launcher has ended.
 
@@ -17,6 +20,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,7 +35,6 @@ from shoal.cluster.launch.child import ChildProcess, Process, end_all
 from shoal.cluster.launch.supervisor import PATIENCE_SECONDS, Supervisor
 from shoal.cluster.protocol.address import is_loopback, join_address, split
 from shoal.cluster.protocol.environment import PORT, ProcessIdentity
-from shoal.cluster.protocol.messages import Leave, LeaveReply
 from shoal.cluster.protocol.reports import process_name
 from shoal.config import SchedulerConfig, ServerConfig
 from shoal.errors import ShoalError, WorkerLostError
@@ -101,6 +104,7 @@ def run_workers(
 ) -> Process | None:
     """Run a program as all workers of a cluster; return the first process that failed, also a server or the scheduler.
 
+    The cluster has begun, and is completed here. If that fails, or is interrupted, nothing of the program is seen.
     Of a range the least number is started, and others may join. Returns when they have ended too, and so have the named
     jobs, whose workers others have started. Of a range one that is killed by a signal has not failed: the others
     continue without it, or wait for another one if they are too few. Once one has finished, a killed one is not started
@@ -110,6 +114,7 @@ def run_workers(
     is_range = isinstance(workers, tuple)
     least = workers[0] if isinstance(workers, tuple) else workers
     children: list[Process] = []
+    output = _Output()
 
     def kill_dead(rank: int, process: int) -> None:
         """Kill the process of a worker that was declared dead: it may be stopped."""
@@ -120,14 +125,19 @@ def run_workers(
 
     def start(rank: int) -> Process:
         with held_back():
-            return cluster.start_worker(rank, command, workers, emit, emit_error)
+            return cluster.start_worker(rank, command, workers, output.held(emit), output.held(emit_error))
 
     cluster.on_dead_worker = kill_dead
-    patience = PATIENCE_SECONDS
+    patience = 0.0  # until the cluster is complete: no worker has learned anything
     try:
         cluster.prepare_workers(least)
         while len(children) < least:
             children.append(start(len(children)))
+        cluster.complete()
+        output.show()
+        patience = PATIENCE_SECONDS
+        if isinstance(workers, tuple):
+            warn(f"more workers may join: SHOAL_SCHEDULER={cluster.address} SHOAL_WORKERS={workers[0]}:{workers[1]}")
         going = set(children)
         killed: list[Process] = []
         failed: list[Process] = []  # of a range those that were started again
@@ -172,7 +182,7 @@ def run_workers(
             with contextlib.suppress(queue.Empty):  # a server or the scheduler
                 return cluster.ended.get(timeout=_POLL_SECONDS)
         is_told = False
-        while names := _named_jobs(cluster):  # of programs that others have started
+        while cluster.has_named_jobs and (names := _named_jobs(cluster)):  # of programs that others have started
             if not is_told:
                 warn(f"the workers have ended; the cluster goes on until its other jobs end: {', '.join(names)}")
             is_told = True
@@ -189,12 +199,41 @@ def run_workers(
             return failed[0]
         return killed[0] if len(killed) == len(children) else None
     except KeyboardInterrupt as interrupt:
-        patience = 0.0
-        _forward(interrupt, children, grace, warn, as_interrupt=is_range)
+        if output.is_shown:
+            patience = 0.0
+            _forward(interrupt, children, grace, warn, as_interrupt=is_range)
         raise
     finally:
         cluster.on_dead_worker = None
+        output.drop()
         end_all(children, patience)
+
+
+class _Output:
+    """The output of programs: held until it is shown, or dropped if it is not."""
+
+    def __init__(self) -> None:
+        self.is_shown = False
+        self._decided = threading.Event()
+
+    def show(self) -> None:
+        """Show what was held, and what comes."""
+        self.is_shown = True
+        self._decided.set()
+
+    def drop(self) -> None:
+        """Drop what is held; without effect on what is shown."""
+        self._decided.set()
+
+    def held(self, emit: Emit) -> Emit:
+        """Return a function that waits until it is known whether to emit a line."""
+
+        def emit_or_drop(line: str) -> None:
+            self._decided.wait()
+            if self.is_shown:
+                emit(line)
+
+        return emit_or_drop
 
 
 def _named_jobs(cluster: Supervisor) -> list[str]:
@@ -264,6 +303,7 @@ def run_member(
     status, and the failure of another process, "" if there was none.
     """
     from shoal.cluster.protocol.curve import Keys
+    from shoal.cluster.protocol.messages import Leave, LeaveReply
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
     from shoal.cluster.scheduler.scheduler import Scheduler
     from shoal.cluster.server.server import Server

@@ -3,6 +3,7 @@
     Joined        it serves
     ServerDied    of the scheduler: a server was declared dead
     WorkerDied    of the scheduler: so was a worker, for whose replacement its job waits
+    NamedJobs     of the scheduler: which named jobs there are, first and after each change
     Drained       of a server: all its slots have moved to others, and it ends
 
 Threads: immutable.
@@ -42,11 +43,17 @@ class WorkerDied(msgspec.Struct, frozen=True, tag=True):
     process: str
 
 
+class NamedJobs(msgspec.Struct, frozen=True, tag=True):
+    """The names of the named jobs."""
+
+    names: tuple[str, ...]
+
+
 class Drained(msgspec.Struct, frozen=True, tag=True):
     """A server has been drained."""
 
 
-Report: TypeAlias = Joined | ServerDied | WorkerDied | Drained
+Report: TypeAlias = Joined | ServerDied | WorkerDied | NamedJobs | Drained
 
 
 def process_name() -> str:

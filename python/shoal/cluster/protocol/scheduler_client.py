@@ -160,7 +160,7 @@ class SchedulerClient:
         self._outgoing: deque[Message] = deque()
         self._open = True
         self._leaves = False
-        self._orders: TimedQueue[Order | Assign | CloseStreams] = TimedQueue()
+        self._orders: TimedQueue[Order | Assign | CloseStreams | None] = TimedQueue()  # None: see `rouse`
         # The thread's own.
         self._welcome: HelloReply | None = None
         self._last_message = 0.0  # time of the last message; 0: none
@@ -236,8 +236,7 @@ class SchedulerClient:
         while (found := try_all([endpoint.address for endpoint in map.endpoints], seconds)) is not None:
             address, what = found
             server = next(endpoint.server for endpoint in map.endpoints if endpoint.address == address)
-            left = until - time.monotonic()
-            if left <= 0:
+            if (left := until - time.monotonic()) <= 0:
                 self._try_to_leave()
                 why = ", which only its own machine reaches" if is_local(address) else ""
                 raise NotConnectedError(
@@ -330,13 +329,17 @@ class SchedulerClient:
             self._on_fault(error)
         for call in calls:
             call.answered.set()
+        self.rouse()
+
+    def rouse(self) -> None:
+        """Have `next_order` return at once, as after a fatal error; also from a signal handler."""
+        self._orders.put(None)
 
     def next_order(self, timeout: float) -> Order | Assign | CloseStreams | None:
         """Return the next order for a server, or an assignment or streams to close: these may arrive repeatedly."""
-        try:
+        with contextlib.suppress(queue.Empty):
             return self._orders.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        return None
 
     def report(self, done: OrderReply | Assigned | StreamsClosed) -> None:
         """Send the result of an order, the confirmation of an assignment, or the stamps of closed streams."""
@@ -495,10 +498,8 @@ class SchedulerClient:
                     connection.drop("no message could be sent", now)
         silent = now - self._last_message
         if self._last_message and silent > (self._grace or GRACE_SECONDS):
-            text = (
-                f"the scheduler at {self.address} has been silent for {silent:.1f} s: its process, its machine or the"
-            )
-            self.fail(NotConnectedError(f"{text} network has failed. Start the cluster again"))
+            text = f"the scheduler at {self.address} has been silent for {silent:.1f} s: its process, its machine or"
+            self.fail(NotConnectedError(f"{text} the network has failed. Start the cluster again"))
 
     def _figures_to_show(self) -> Figures | None:
         """Return the figures for displays; None if there is an error in them: nothing else depends on them."""

@@ -55,7 +55,7 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.metrics import Values
 from shoal.cluster.protocol.refusals import Refusals
-from shoal.cluster.protocol.reports import ServerDied, WorkerDied
+from shoal.cluster.protocol.reports import NamedJobs, Report
 from shoal.cluster.scheduler.connections import ConnectionMonitor
 from shoal.cluster.scheduler.inputs import Input
 from shoal.cluster.scheduler.journal import Journal
@@ -95,7 +95,8 @@ class Scheduler:
         self._guard: Guard | None = None
         self._journal: Journal | None = None
         new = new_state(config, os.urandom(16))
-        self.on_death: Callable[[ServerDied | WorkerDied], None] = lambda death: None  # called by the thread of `run`
+        self.on_report: Callable[[Report], None] = lambda report: None  # called by the thread of `run`
+        self._told_jobs: tuple[str, ...] | None = None
         self._outgoing: list[tuple[bytes, list[bytes]]] = []  # that wait for a commit
         self._stopping = False
         self._reasons: tuple[str, ...] = ("it has not begun to serve",)  # for `unready`
@@ -269,6 +270,10 @@ class Scheduler:
                 due = time.monotonic()
                 with self._guarded("what is due"):
                     self._send(self._membership.on_time(self._now()))
+            jobs = tuple(self._membership.named_jobs)
+            if jobs != self._told_jobs:  # before a worker is told that its job has begun or ended
+                self._told_jobs = jobs
+                self.on_report(NamedJobs(jobs))
             self._flush()
             if time.monotonic() - checked > _DESCRIPTOR_CHECK_SECONDS:
                 checked = time.monotonic()
@@ -281,7 +286,7 @@ class Scheduler:
             while self._membership.notes:
                 _log.info("%s", self._membership.notes.popleft())
             while self._membership.deaths:
-                self.on_death(self._membership.deaths.popleft())
+                self.on_report(self._membership.deaths.popleft())
             self._reasons = tuple(filter(None, (self._membership.broken, self._membership.missing_servers)))
             if time.monotonic() - self._measured_at > _METRICS_SECONDS:
                 self._measured_at = time.monotonic()

@@ -193,6 +193,7 @@ class Server:
     def stop(self) -> None:
         """Make :meth:`run` return."""
         self._stopping = True
+        self._scheduler.rouse()
 
     def leave(self) -> None:
         """Do what SIGTERM asks for: end, first drained if there is a time for that; at once if this is called again."""
@@ -200,6 +201,7 @@ class Server:
             self.stop()
         else:
             self._drains = True
+            self._scheduler.rouse()
 
     @property
     def is_drained(self) -> bool:
