@@ -90,3 +90,18 @@ def test_a_consumer_receives_all_items_of_several_producers():
     for producer in producers:
         producer.join()
     assert items.empty()
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_is_handled_soon() -> None:
+    """As one does that comes just before the thread sleeps: here another thread receives it."""
+
+    def stop(number: int, frame: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        threading.Timer(0.05, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)).start()
+        with pytest.raises(InterruptedError):
+            TimedQueue[int]().get(60.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -7,17 +7,23 @@ that takes. ``queue.Queue`` has no such defect, but an interrupt inside of its l
     put    append, then open the gate                    an item that was appended is found even if the gate was
     get    take an item, else pass the gate, and again   passed for an earlier one: the gate only ends a sleep
 
+A signal that comes just before the main thread sleeps does not wake it, and its handler would run whenever something
+else does: so the main thread looks up every ``LOOK_SECONDS``.
+
 Threads: any number may put, one may get. ``put`` takes no lock that a signal handler or a finalizer could find taken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
 from collections import deque
 from typing import Generic, TypeVar
+
+LOOK_SECONDS = 0.2  # of sleep of the main thread, at most
 
 T = TypeVar("T")
 
@@ -38,17 +44,16 @@ class TimedQueue(Generic[T]):
 
     def get(self, timeout: float | None = None) -> T:
         """Return the next item, and wait for it at most ``timeout`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        is_main = threading.current_thread() is threading.main_thread()
+        longest = LOOK_SECONDS if is_main else threading.TIMEOUT_MAX
         while True:
             with contextlib.suppress(IndexError):
                 return self._items.popleft()
-            if deadline is None:
-                self._gate.acquire()
-                continue
             left = deadline - time.monotonic()
             if left <= 0:
                 raise queue.Empty
-            self._gate.acquire(timeout=min(left, threading.TIMEOUT_MAX))
+            self._gate.acquire(timeout=min(left, longest))
 
     def empty(self) -> bool:
         """Whether no item is there."""

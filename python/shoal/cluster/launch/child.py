@@ -25,6 +25,7 @@ from typing import IO, TypeAlias
 import msgspec
 
 from shoal.base.decoders import json_decoder
+from shoal.base.timed_queue import LOOK_SECONDS
 from shoal.cluster.protocol.reports import Joined, Report
 from shoal.errors import ShoalError
 
@@ -208,7 +209,11 @@ class ChildProcess(Process):
 
     def wait(self, seconds: float) -> bool:
         """See `Process`."""
-        return self._over.wait(max(0.0, seconds))  # Popen.wait would look again every 50 ms
+        deadline = time.monotonic() + seconds
+        while not self._over.wait(max(0.0, min(LOOK_SECONDS, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return False
+        return True
 
     def end(self, deadline: float) -> None:
         """See `Process`."""
