@@ -23,6 +23,7 @@
 #     keys      uint64
 #     values    float32, or None if every value is 1
 #     fields    uint64, the field of each feature, or None if not requested
+#     ends      int64[, 2], of each row: the byte behind its line, and the lines that this parse has skipped before it
 #     spans     int64[, 2], the offsets of each feature's text in the block, or None if not requested
 #     row       the number of rows already in the arrays
 #     labelled  whether lines have labels and weights; if not, labels become NaN and weights 1 for any line

@@ -97,7 +97,9 @@ Format = Annotated[
 ]
 BatchSize = Annotated[Count, "examples per batch"]
 OnError = Annotated[Literal["raise", "skip"], "fail on a malformed line, or skip it"]
-ReaderThreads = Annotated[Count, "threads that parse the files; one is the fastest unless there are many interactions"]
+ReaderThreads = Annotated[
+    Count | None, "threads that parse the files (default: one for every four cores, at most eight)"
+]
 
 Servers = Annotated[Count, "number of servers", Setting(variable="VC_SERVER_NUM")]
 Workers = Annotated[Count, "number of workers of a job, unless the job states it", Setting(variable="VC_WORKER_NUM")]
@@ -308,7 +310,7 @@ class ReaderConfig(Config, frozen=True, kw_only=True):
         Setting(metavar="A,B"),
     ] = ()
     on_error: OnError = "raise"
-    reader_threads: ReaderThreads = 1
+    reader_threads: ReaderThreads = None
 
 
 class DataConfig(ReaderConfig, frozen=True, kw_only=True):

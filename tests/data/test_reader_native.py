@@ -102,6 +102,7 @@ def test_arrays_that_do_not_fit_are_refused(change, complaint):
         "values": np.empty(4, np.float32),
         "fields": None,
         "spans": None,
+        "ends": np.empty((2, 2), np.int64),
         "row": 0,
         "labelled": True,
         "classes": 0,

@@ -13,7 +13,7 @@ from shoal.data.rows import RowBuffer
 
 
 def parse(line: bytes, *, room: int = 64):
-    rows = RowBuffer(4, valued=True)
+    rows = RowBuffer(valued=True)
     rows.keys, rows.values = np.empty(room, np.uint64), np.empty(room, np.float32)
     _, _, row, _, fault, _ = _reader.parse_libsvm(line + b"\n", 0, rows, False)
     nnz = rows.indptr[row]

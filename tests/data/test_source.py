@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data.files import LocalFile
-from shoal.data.source import Lines, LineTooLongError
+from shoal.data.source import BLOCK_BYTES, Lines, LineTooLongError
 from shoal.errors import CorruptionError
 
 zstd = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
@@ -185,4 +185,4 @@ def test_a_text_that_expands_a_thousandfold_is_read_block_by_block(write):
     path = write(gzip.compress(b"0\n" * (8 << 20)))
     sizes = [len(block.text) for block in Lines(LocalFile(str(path)), 0, 1)]
     assert sum(sizes) == 16 << 20
-    assert max(sizes) <= (1 << 18) + 1
+    assert max(sizes) <= BLOCK_BYTES + 1

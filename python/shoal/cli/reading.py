@@ -36,7 +36,7 @@ class Reading(Output, frozen=True, kw_only=True):
 
     batch_size: BatchSize = BATCH_SIZE
     on_error: OnError = "raise"
-    reader_threads: ReaderThreads = 1
+    reader_threads: ReaderThreads = None
 
     @classmethod
     def of(cls, config: ReaderConfig, batch_size: int) -> Self:

@@ -40,7 +40,7 @@ from shoal.data.hashing import MISSING_TEXT, hash_cells, hash_strings, number_fa
 from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
-from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, rows_of
+from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor
 from shoal.data.settings import FileSplit, Settings
 from shoal.data.spelling import of_column
 from shoal.errors import CorruptionError
@@ -155,7 +155,7 @@ class TableReader(Reader):
 
     def _batch_groups(self) -> BatchGroups:
         settings, begin = self._settings, self._settings.begin
-        queue = BatchQueue()
+        queue = BatchQueue(settings.batch_size, keeps=True)
         cursor = begin
         fraction = 0.0
         for split in self._file_splits():
@@ -166,14 +166,14 @@ class TableReader(Reader):
                 if start >= rows:
                     yield None
                     continue
-                queue.add(rows_of(self._batch(split.file, table, first), start, rows))
-                done = []
-                while queue.rows >= settings.batch_size:
-                    batch = queue.take(settings.batch_size)
-                    done.append((batch, Cursor(split.number, first + rows - queue.rows)))
+                done = [
+                    (batch, Cursor(split.number, first + end))
+                    for batch, end in queue.add(self._batch(split.file, table, first), start)
+                ]
                 cursor = Cursor(split.number, first + rows)
                 yield BatchGroup(done, 0, fraction) if done else None
-        yield BatchGroup([(queue.take(queue.rows), cursor)] if queue.rows else [], 0, 1.0)
+        rest = queue.rest()
+        yield BatchGroup([] if rest is None else [(rest, cursor)], 0, 1.0)
 
     def _of_labels(self) -> Reader | None:
         if self._columns.label is None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _core
-from shoal.data.names import FeatureNames
+from shoal.data.names import FeatureNames, Spelled
 from shoal.data.reader import Reader
 from shoal.data.spelling import Texts, text_at
 
@@ -75,12 +75,18 @@ class _CollisionFinder(FeatureNames):
         super().__init__(sys.maxsize)
         self.others: dict[int, set[str]] = {}
 
-    def _note(self, keys: npt.NDArray[np.uint64], names_of: Callable[[npt.NDArray[np.uint32]], Texts]) -> None:
-        super()._note(keys, names_of)
-        texts = names_of(np.arange(len(keys), dtype=np.uint32))
-        with self._lock:
-            for i in self._texts.differing(keys, *texts).tolist():
-                self.others.setdefault(int(keys[i]), set()).add(text_at(texts, i))
+    def spelled(self, keys: npt.NDArray[np.uint64], names_of: Callable[[npt.NDArray[np.uint32]], Texts]) -> Spelled:
+        """Spell the names of all keys."""
+        return np.ascontiguousarray(keys), names_of(np.arange(len(keys), dtype=np.uint32))
+
+    def add_spelled(self, spelled: Spelled) -> None:
+        """Add names, and remember other texts of keys that have one."""
+        super().add_spelled(spelled)
+        if spelled is not None:
+            keys, texts = spelled
+            with self._lock:
+                for i in self._texts.differing(keys, *texts).tolist():
+                    self.others.setdefault(int(keys[i]), set()).add(text_at(texts, i))
 
 
 def audit(reader: Reader, *, examples: int | None = EXAMPLES, bits: Sequence[int] = BITS) -> Audit:

@@ -1,32 +1,32 @@
 """Parse the lines of files into batches of one size, with the position after each batch.
 
-    one thread      block -> rows, which become a batch when they are complete
-    several         block -> a pool of threads, each block into rows of its own -> put together in the order of the
-                    blocks, cut where the batches end
+    read    one thread at a time takes the next block of whole lines
+    parse   each thread its block, into arrays that stay in its cache
+    join    one thread at a time, in the order of the blocks: copy the rows into the batch that is being filled
 
-Both make the same batches, bit for bit. Batches continue from one file to the next.
+So batches and positions are the same for any number of threads, bit for bit. Batches continue from one file to the
+next.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
 from collections.abc import Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from shoal import _reader
+from msgspec import structs
+
+from shoal import _core, _reader
+from shoal.base.in_order import in_order
 from shoal.data.batch import Batch
 from shoal.data.csv import CR_ALONE
-from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, rows_of
-from shoal.data.rows import Format, Parse
-from shoal.data.source import BLOCK_BYTES, Block, Lines, LineTooLongError
+from shoal.data.interactions import pair_numbers
+from shoal.data.names import Spelled
+from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, joined
+from shoal.data.rows import Format, Parse, RowBuffer
+from shoal.data.source import Block, Lines, LineTooLongError
 
 _NO_LABEL = "the label is not a number"  # one of FAULTS
 _EXCERPT_BYTES = 80
-_BLOCK_ROWS = 1 << 30  # more than a block has
-_BLOCKS_AHEAD = 2  # for each thread
-_FULL_BLOCK_BYTES = BLOCK_BYTES // 2
 
 
 class TextSource(NamedTuple):
@@ -50,172 +50,165 @@ def fill(
     reader_threads: int = 1,
 ) -> BatchGroups:
     """Read the lines into batches of ``batch_size`` rows, the last one smaller."""
-    begin = begin or Cursor()
-    if reader_threads > 1:
-        return _ParallelParser(form, batch_size, skip, begin).batch_groups(sources, reader_threads)
-    return _direct(sources, form, batch_size, skip, begin)
+    return _Pass(form, batch_size, skip, begin or Cursor()).batch_groups(sources, reader_threads)
 
 
-def _direct(sources: Iterable[TextSource], form: Format, batch_size: int, skip: bool, begin: Cursor) -> BatchGroups:
-    rows = form.rows(begin.rows or batch_size)
-    dropping = begin.rows > 0
-    skipped = begin.skipped
-    cursor = begin
-    fraction = 0.0
-    for source in sources:
-        line = 1  # the number of the next one, counted from the first that is read
-        parse = form.parse
-        try:
-            for text, offset, passed, consumed in source.lines:
-                if text and parse is None:
-                    parse = _bound(form, source.lines)
-                if offset == 0 and source.lines.unended:
-                    _check_line_ends(text, source.lines.file.name)
-                line += passed
-                fraction = source.before + consumed * source.fraction
-                done = []
-                end = 0
-                while parse is not None and end < len(text):
-                    end, count, rows.row, left_out, fault, at = parse(text, end, rows, skip)
-                    rows.note(text)
-                    line += count
-                    skipped += left_out
-                    cursor = Cursor(source.number, offset + end, 0, skipped)
-                    if rows.full and dropping:
-                        rows, dropping = form.rows(batch_size), False
-                    elif rows.full:
-                        done.append((rows.take(), cursor))
-                    elif fault:
-                        yield BatchGroup(done, skipped, fraction)
-                        what = _malformed(
-                            bytes(text[end:]), at - end, fault, offset + end, named=form.header is not None
-                        )
-                        yield from _raise_at(source.lines, line, what)
-                    elif end < len(text):
-                        rows.grow()
-                yield BatchGroup(done, skipped, fraction) if done else None
-            if parse is None and source.lines.header is not None:
-                _bound(form, source.lines)  # a file of nothing else is checked too
-        except LineTooLongError as error:
-            yield BatchGroup([], skipped, fraction)
-            yield from _raise_at(source.lines, line, _too_long(error))
-    yield BatchGroup([(rows.take(), cursor)] if rows.row and not dropping else [], skipped, 1.0)
+class _ReadBlock(NamedTuple):
+    """A block, and what parses it; None while there is no text."""
+
+    source: TextSource
+    block: Block
+    parse: Parse | None
 
 
-class _ParsedBlock(NamedTuple):
-    """A parsed block and its results."""
+class _ParsedRows(NamedTuple):
+    """The rows of a text up to its end or a malformed line."""
 
-    batch: Batch | None
+    batch: Batch
     lines: int
     skipped: int
     end: int
-    bad: tuple[bytes, int, int] | None  # the malformed line at the end, its faulty byte and its fault code
+    fault: int  # of the line at the end, 0 if there is none, and its faulty byte
+    at: int
 
 
-class _PendingBlock(NamedTuple):
-    """A block that is being parsed."""
+class _ParsedBlock(NamedTuple):
+    """A block, and the arrays that hold its rows; None: it has no text."""
 
-    source: TextSource
-    offset: int
-    passed: int
-    fraction: float
-    parsed: Future[_ParsedBlock]
+    read: _ReadBlock
+    rows: RowBuffer | None
+    parsed: _ParsedRows | None
+    spelled: Spelled
 
 
-class _ParallelParser:
-    """Parses the blocks of a pass in a pool, and joins them into batches."""
+class _MalformedLineError(Exception):
+    """A block ends with a malformed line."""
+
+    def __init__(self, group: BatchGroup, what: str) -> None:
+        super().__init__(what)
+        self.group = group
+
+
+class _Pass:
+    """The steps of a pass. What is joined belongs to one thread at a time, and so does what is read."""
 
     def __init__(self, form: Format, batch_size: int, skip: bool, begin: Cursor) -> None:
         self._form = form
-        self._batch_size = batch_size
         self._skip = skip
+        self._free: list[RowBuffer] = []
+        # Read.
+        self._opened: Lines | None = None
+        # Joined.
+        self._queue = BatchQueue(batch_size)
+        self._lines: Lines | None = None
+        self._line = 1  # the number of the next one, counted from the first that is read
         self._drop = begin.rows
         self._skipped = begin.skipped
-        self._queue = BatchQueue()
-        self._source: TextSource | None = None
-        self._line = 1
         self._cursor = begin
+        self._fraction = 0.0
 
     def batch_groups(self, sources: Iterable[TextSource], threads: int) -> BatchGroups:
-        fraction = 0.0
-        waiting: deque[_PendingBlock] = deque()
-        with ThreadPoolExecutor(threads, "shoal parser") as pool, contextlib.ExitStack() as stack:
-            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-            for source in sources:
-                parse = self._form.parse
-                try:
-                    for block in source.lines:
-                        if block.text and parse is None:
-                            parse = _bound(self._form, source.lines)
-                        if block.offset == 0 and source.lines.unended:
-                            _check_line_ends(block.text, source.lines.file.name)
-                        fraction = source.before + block.fraction * source.fraction
-                        waiting.append(self._submit(pool, parse, source, block, fraction))
-                        # What a stream delivers in small pieces does not wait for more.
-                        most = _BLOCKS_AHEAD * threads if len(block.text) >= _FULL_BLOCK_BYTES else 0
-                        while len(waiting) > most or (waiting and waiting[0].parsed.done()):
-                            yield from self._assemble(waiting.popleft())
-                        yield None
-                    if parse is None and source.lines.header is not None:
-                        _bound(self._form, source.lines)
-                except LineTooLongError as error:
-                    while waiting:
-                        yield from self._assemble(waiting.popleft())
-                    line = self._line if self._source is source else 1
-                    yield BatchGroup([], self._skipped, fraction)
-                    yield from _raise_at(source.lines, line, _too_long(error))
-            while waiting:
-                yield from self._assemble(waiting.popleft())
-        rest = [(self._queue.take(self._queue.rows), self._cursor)] if self._queue.rows else []
-        yield BatchGroup(rest, self._skipped, 1.0)
+        """Make a pass; a malformed line is reported behind the batches before it."""
+        try:
+            yield from in_order(self._read(sources), self._parse, self._join, threads, "shoal parser")
+        except LineTooLongError as error:
+            group, what = BatchGroup([], self._skipped, self._fraction), _too_long(error)
+            self._enter(self._opened)
+        except _MalformedLineError as error:
+            group, what = error.group, str(error)
+        else:
+            rest = self._queue.rest()
+            yield BatchGroup([] if rest is None else [(rest, self._cursor)], self._skipped, 1.0)
+            return
+        yield group
+        assert self._lines is not None, "a file has the line"
+        yield from _raise_at(self._lines, self._line, what)
 
-    def _submit(
-        self, pool: ThreadPoolExecutor, parse: Parse | None, source: TextSource, block: Block, fraction: float
-    ) -> _PendingBlock:
-        text = bytes(block.text)  # a copy: the next block overwrites it
-        parsed = pool.submit(_parse, parse, self._form, text, self._skip)
-        return _PendingBlock(source, block.offset, block.passed, fraction, parsed)
+    def _read(self, sources: Iterable[TextSource]) -> Generator[_ReadBlock, None, None]:
+        for source in sources:
+            lines = self._opened = source.lines
+            parse = self._form.parse
+            for block in lines:
+                if block.text and parse is None:
+                    parse = _bound(self._form, lines)
+                if block.offset == 0 and lines.unended:
+                    _check_line_ends(block.text, lines.file.name)
+                yield _ReadBlock(source, block, parse)
+            if parse is None and lines.header is not None:
+                _bound(self._form, lines)  # a file of nothing else is checked too
 
-    def _assemble(self, block: _PendingBlock) -> BatchGroups:
-        if self._source is not block.source:
-            self._source, self._line = block.source, 1
-        parsed = block.parsed.result()
-        self._line += block.passed + parsed.lines
+    def _parse(self, read: _ReadBlock) -> _ParsedBlock:
+        text = read.block.text
+        if read.parse is None or not text:
+            return _ParsedBlock(read, None, None, None)
+        form, names = self._form, self._form.names
+        rows = self._free.pop() if self._free else form.rows()
+        parsed = _parse(read.parse, form, text, rows, self._skip)
+        spelled = None
+        if names is not None and rows.fields is not None and rows.spans is not None:
+            fields, spans, nnz = rows.fields, rows.spans, rows.indptr[rows.row]
+            spelled = names.spelled(rows.keys[:nnz], lambda some: form.spell(text, spans[some], fields[some]))
+        if not parsed.fault:
+            read.source.lines.hand_back(text)
+        return _ParsedBlock(read, rows, parsed, spelled)
+
+    def _join(self, block: _ParsedBlock) -> BatchGroup | None:
+        (source, (text, offset, passed, consumed), _), rows, parsed, spelled = block
+        self._enter(source.lines)
+        self._line += passed
+        self._fraction = source.before + consumed * source.fraction
+        if rows is None or parsed is None:
+            return None
+        form = self._form
+        if form.names is not None:
+            form.names.add_spelled(spelled)
+            own, made = rows.batch(), parsed.batch
+            if form.pairs and own.fields is not None:
+                pairs = pair_numbers(form.pairs)
+                form.names.note_pairs(own.indptr, own.keys, own.fields, pairs, made.indptr, made.keys)
+        first = min(self._drop, rows.row)
+        self._drop -= first
         done = []
-        if parsed.batch is not None:
-            # Skipped lines of this block count from its beginning, for any row.
-            first = min(self._drop, len(parsed.batch))
-            self._drop -= first
-            self._queue.add(rows_of(parsed.batch, first, len(parsed.batch)))
-            while self._queue.rows >= self._batch_size:
-                batch = self._queue.take(self._batch_size)
-                rows = len(parsed.batch) - self._queue.rows
-                done.append((batch, Cursor(block.source.number, block.offset, rows, self._skipped)))
-            self._cursor = Cursor(block.source.number, block.offset, len(parsed.batch), self._skipped)
+        for batch, row in self._queue.add(parsed.batch, first):
+            end, skipped = rows.ends[row - 1].tolist()
+            done.append((batch, Cursor(source.number, offset + end, 0, self._skipped + skipped)))
+        self._line += parsed.lines
         self._skipped += parsed.skipped
-        if parsed.bad is not None:
-            yield BatchGroup(done, self._skipped, block.fraction)
-            what = _malformed(*parsed.bad, block.offset + parsed.end, named=self._form.header is not None)
-            yield from _raise_at(block.source.lines, self._line, what)
-        elif done:
-            yield BatchGroup(done, self._skipped, block.fraction)
+        self._cursor = Cursor(source.number, offset + parsed.end, 0, self._skipped)
+        group = BatchGroup(done, self._skipped, self._fraction)
+        if parsed.fault:
+            rest, at = bytes(text[parsed.end :]), parsed.at - parsed.end  # not handed back
+            raise _MalformedLineError(
+                group, _malformed(rest, at, parsed.fault, offset + parsed.end, named=form.header is not None)
+            )
+        self._free.append(rows)
+        return group if done else None
+
+    def _enter(self, lines: Lines | None) -> None:
+        if self._lines is not lines:
+            self._lines, self._line = lines, 1
 
 
-def _parse(parse: Parse | None, form: Format, text: bytes, skip: bool) -> _ParsedBlock:
-    rows = form.rows(_BLOCK_ROWS)
-    end = lines = skipped = 0
-    bad = None
-    while parse is not None and end < len(text):
-        end, count, rows.row, left_out, fault, at = parse(memoryview(text), end, rows, skip)
-        rows.note(text)
+def _parse(parse: Parse, form: Format, text: memoryview, rows: RowBuffer, skip: bool) -> _ParsedRows:
+    """Parse a text into arrays, which the result shows; features of two are made in addition."""
+    rows.row = 0
+    end = lines = skipped = fault = at = 0
+    while end < len(text) and not fault:
+        before = rows.row
+        end, count, rows.row, left_out, fault, at = parse(text, end, rows, skip)
+        if skipped:
+            rows.ends[before : rows.row, 1] += skipped
         lines += count
         skipped += left_out
-        if fault:
-            bad = (text[end:], at - end, fault)
-            break
-        if end < len(text):
+        if end < len(text) and not fault:
             rows.grow()
-    return _ParsedBlock(rows.take() if rows.row else None, lines, skipped, end, bad)
+    batch = rows.batch()
+    if form.pairs and batch.fields is not None:
+        made = _core.interact(batch.indptr, batch.keys, batch.values, batch.fields, pair_numbers(form.pairs))
+        batch = Batch(batch.labels, *made, batch.weights)
+    elif not form.fielded and batch.fields is not None:
+        batch = structs.replace(batch, fields=None)
+    return _ParsedRows(batch, lines, skipped, end, fault, at)
 
 
 class MalformedLineError(ValueError):
@@ -238,12 +231,13 @@ def parse_text(form: Format, text: bytes) -> Batch | None:
     if form.header is not None:
         header, _, text = text.partition(b"\n")
         parse = form.header(header, form.labelled)
-    parsed = _parse(parse, form, text, skip=False)
-    if parsed.bad is not None:
-        rest, at, fault = parsed.bad
-        number = 0 if parsed.batch is None else len(parsed.batch)
-        raise MalformedLineError(_reader.FAULTS[fault], number, at, rest.partition(b"\n")[0])
-    return parsed.batch
+    if parse is None:
+        return None
+    parsed = _parse(parse, form, memoryview(text), form.rows(), skip=False)
+    if parsed.fault:
+        line = text[parsed.end :].partition(b"\n")[0]
+        raise MalformedLineError(_reader.FAULTS[parsed.fault], len(parsed.batch), parsed.at - parsed.end, line)
+    return joined([parsed.batch]) if len(parsed.batch) else None
 
 
 def _bound(form: Format, lines: Lines) -> Parse:

@@ -66,6 +66,11 @@ def pairs_of(interactions: Interactions, number: Callable[[Field], int]) -> Pair
     return tuple((number(first), number(second)) for first, second in named_pairs(interactions))
 
 
+def pair_numbers(pairs: Pairs) -> NDArray[np.uint64]:
+    """Return the fields by twos, as `shoal._core` takes them."""
+    return np.array(pairs, np.uint64).reshape(-1)
+
+
 def interact(
     indptr: NDArray[np.int64],
     keys: NDArray[np.uint64],

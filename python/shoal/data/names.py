@@ -42,6 +42,8 @@ VERSION = 2
 
 _MOST = 2**32 - 1  # of csrc/names/text_map.h
 
+Spelled = tuple[npt.NDArray[np.uint64], Texts] | None  # keys and their names
+
 
 class _Description(msgspec.Struct, frozen=True, kw_only=True):
     format_name: str = msgspec.field(name="format", default=FORMAT)
@@ -183,7 +185,25 @@ class FeatureNames(Mapping[int, str]):
         spell : callable
             Makes the names: see `shoal.data.spelling`.
         """
-        self._note(keys, lambda some: spell(text, spans[some], fields[some]))
+        self.add_spelled(self.spelled(keys, lambda some: spell(text, spans[some], fields[some])))
+
+    def spelled(self, keys: npt.NDArray[np.uint64], names_of: Callable[[npt.NDArray[np.uint32]], Texts]) -> Spelled:
+        """Spell the names of keys that have none yet, those at ``some`` positions by ``names_of(some)``.
+
+        Several threads of a reader may do so at a time; `add_spelled` then adds the names in the order of the file.
+        """
+        if self.full:
+            return None
+        keys = np.ascontiguousarray(keys)
+        with self._lock:
+            missing = self._texts.missing(keys)
+        return (keys[missing], names_of(missing)) if len(missing) else None
+
+    def add_spelled(self, spelled: Spelled) -> None:
+        """Add names that were spelled."""
+        if spelled is not None:
+            with self._lock:
+                self._texts.add(spelled[0], *spelled[1], self._most)
 
     def note_pairs(
         self,
@@ -217,19 +237,7 @@ class FeatureNames(Mapping[int, str]):
             with self._lock:
                 return paired(self._texts.texts_of(first), self._texts.texts_of(second))
 
-        self._note(made, names_of)
-
-    def _note(self, keys: npt.NDArray[np.uint64], names_of: Callable[[npt.NDArray[np.uint32]], Texts]) -> None:
-        """Name the keys that have no name yet, those at ``some`` positions by ``names_of(some)``."""
-        if self.full:
-            return
-        keys = np.ascontiguousarray(keys)
-        with self._lock:
-            missing = self._texts.missing(keys)
-        if len(missing):
-            texts = names_of(missing)
-            with self._lock:
-                self._texts.add(keys[missing], *texts, self._most)
+        self.add_spelled(self.spelled(made, names_of))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the names to a file, completely or not at all; an existing file is replaced.

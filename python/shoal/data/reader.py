@@ -177,7 +177,7 @@ class Reader(ABC):
         -----
         If there are n files or more, file i belongs to split i % n. Otherwise each file is divided into n parts: a
         plain file into ranges of bytes, of which a split reads only its own; a compressed file is decompressed
-        completely by each split, which keeps every n-th block of 256 KiB of text (``docs/readers.md``).
+        completely by each split, which keeps every n-th block of 512 KiB of text (``docs/readers.md``).
         """
         if self._settings.num_splits > 1:
             raise ValueError(

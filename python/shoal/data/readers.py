@@ -24,7 +24,7 @@ def read_libsvm(
     *,
     batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
-    reader_threads: int = 1,
+    reader_threads: int | None = None,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -38,8 +38,8 @@ def read_libsvm(
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
-    reader_threads : int, default 1
-        Number of threads that parse.
+    reader_threads : int, optional
+        Number of threads that parse; default: one for every four cores, at most eight.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -79,7 +79,7 @@ def read_libffm(
     batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
-    reader_threads: int = 1,
+    reader_threads: int | None = None,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -95,8 +95,8 @@ def read_libffm(
         A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
     interactions : list of pairs of fields, or list of fields, default none
         Pairs of fields whose features are combined, or fields, of which all pairs are. Fields are numbers.
-    reader_threads : int, default 1
-        Number of threads that parse.
+    reader_threads : int, optional
+        Number of threads that parse; default: one for every four cores, at most eight.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -136,7 +136,7 @@ def read_criteo(
     batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
-    reader_threads: int = 1,
+    reader_threads: int | None = None,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -153,8 +153,8 @@ def read_criteo(
     interactions : list of pairs of fields, or list of fields, default none
         Pairs of fields whose features are combined, or fields, of which all pairs are. Fields are columns by number,
         1 to 39, or by their customary names, I1 to I13 and C1 to C26.
-    reader_threads : int, default 1
-        Number of threads that parse.
+    reader_threads : int, optional
+        Number of threads that parse; default: one for every four cores, at most eight.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -198,7 +198,7 @@ def read_vw(
     batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
     interactions: Interactions = (),
-    reader_threads: int = 1,
+    reader_threads: int | None = None,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -214,8 +214,8 @@ def read_vw(
         A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
     interactions : list of pairs of fields, or list of fields, default none
         Pairs of fields whose features are combined, or fields, of which all pairs are. Fields are namespaces.
-    reader_threads : int, default 1
-        Number of threads that parse.
+    reader_threads : int, optional
+        Number of threads that parse; default: one for every four cores, at most eight.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional
@@ -271,7 +271,7 @@ def read_csv(
     interactions: Interactions = (),
     batch_size: int = BATCH_SIZE,
     on_error: OnError = "raise",
-    reader_threads: int = 1,
+    reader_threads: int | None = None,
     names: FeatureNames | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Reader:
@@ -310,8 +310,8 @@ def read_csv(
         Examples in each batch but the last.
     on_error : {"raise", "skip"}, default "raise"
         A malformed line raises ValueError with its position, its text and the fault, or is skipped and counted.
-    reader_threads : int, default 1
-        Number of threads that parse.
+    reader_threads : int, optional
+        Number of threads that parse; default: one for every four cores, at most eight.
     names : FeatureNames, optional
         Filled by the passes with a name for each feature.
     storage_options : mapping, optional

@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     batch_size: int
     on_error: OnError = "raise"
-    reader_threads: int = 1
+    reader_threads: int | None = None  # that parse; None: by the cores
     names: FeatureNames | None = None
     fielded: bool = False
     labelled: bool = True
@@ -39,7 +39,8 @@ class Settings(msgspec.Struct, frozen=True):
         whole("batch_size", self.batch_size, 1)
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
-        whole("reader_threads", self.reader_threads, 1)
+        if self.reader_threads is not None:
+            whole("reader_threads", self.reader_threads, 1)
         if not isinstance(self.names, FeatureNames | None):
             raise TypeError(
                 f"names is a {type(self.names).__name__}: pass shoal.data.FeatureNames(), which the passes fill"

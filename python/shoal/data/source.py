@@ -1,16 +1,16 @@
 r"""Lines: a file, or one split of it, as blocks of whole lines in bounded memory.
 
     file        ....................................................................
-    block       |---- 256 KiB ----|---- 256 KiB ----|-- as much as there is --|
+    block       |---- 512 KiB ----|---- 512 KiB ----|-- as much as there is --|
     text        ~~~~~~~~~~~~~~~~\n~~~~ carried over, in front of the next block
 
-One buffer is reused. The incomplete line after the last newline is carried over to its front; a whole line is held in
-memory, so its length is limited.
+The incomplete line after the last newline is carried over to the front of the next block; a whole line is held in
+memory, so its length is limited. Buffers are reused once they are handed back.
 
 Splits. Each line is in exactly one of the n splits.
     plain       Split r holds the lines whose first byte lies in [size * r // n, size * (r + 1) // n).
     compressed  Offsets in the text are not known beforehand, so every split reads the whole file, and split r keeps
-                the lines that end in the blocks r, r + n, r + 2n, ... of the text, 256 KiB each; an unended last line
+                the lines that end in the blocks r, r + n, r + 2n, ... of the text, 512 KiB each; an unended last line
                 ends where the text does.
     stream      Cannot be split, as it is read once.
 
@@ -31,7 +31,7 @@ from shoal.data.files import File, Opened
 from shoal.data.unpack import HEAD_BYTES, DecompressedStream, kind_of
 from shoal.errors import CorruptionError
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 19
 LINE_LIMIT_BYTES = 16 << 20
 
 _TAIL_BYTES = 1 << 16
@@ -41,7 +41,7 @@ _NEWLINE = 10
 class Block(NamedTuple):
     """Whole lines of a file."""
 
-    # Ends with a newline, or is empty; valid until the next block is requested.
+    # Ends with a newline, or is empty; valid until it is handed back.
     text: memoryview
     # Where the text begins, in the file or in what it decompresses to.
     offset: int
@@ -88,6 +88,12 @@ class Lines:
         self._block_bytes = block_bytes
         self._line_limit_bytes = line_limit_bytes
         self._first = 0
+        self._free: list[bytearray] = []
+
+    def hand_back(self, text: memoryview) -> None:
+        """Let the memory of a block's text be used for the next ones; any thread may do so."""
+        if isinstance(text.obj, bytearray) and text:
+            self._free.append(text.obj)
 
     def __iter__(self) -> Generator[Block]:
         """Yield a block for each read, empty ones too, so that the consumer can stop between two of them."""
@@ -139,7 +145,7 @@ class Lines:
             at = 0
         file.seek(at)
         self._first = begin = at
-        window = _Window(begin, self._line_limit_bytes)
+        window = _Window(begin, self._line_limit_bytes, self._free)
         while at < end and (got := window.fill(file, min(self._block_bytes, end - at))):
             at += got
             text, offset = window.whole_lines()
@@ -169,7 +175,7 @@ class Lines:
     def _read_header(self, file: Opened) -> int:
         """Take the first line of a plain file; returns where the next one begins."""
         file.seek(0)
-        window = _Window(0, self._line_limit_bytes)
+        window = _Window(0, self._line_limit_bytes, self._free)
         text, _ = window.whole_lines()
         while not text and window.fill(file, self._block_bytes):
             text, _ = window.first_line()
@@ -194,7 +200,7 @@ class Lines:
 
         ``eager``: a block is what has arrived, if that is less, so that lines of a slow producer do not wait.
         """
-        window = _Window(0, self._line_limit_bytes)
+        window = _Window(0, self._line_limit_bytes, self._free)
         stripe = 0
         more = True
         while more:
@@ -263,12 +269,14 @@ class _Stream(_Readable, Protocol):
 class _Window:
     """The buffer: what was carried over, then what was read last.
 
-    buffer[:carried] is the beginning of one line, buffer[carried:filled] is new, buffer[:taken] has been returned.
+    buffer[:carried] is the beginning of one line, buffer[carried:filled] is new, buffer[:taken] has been returned. If
+    something was, the next bytes are read into another buffer, which may be one of the ``free`` ones.
     """
 
-    def __init__(self, offset: int, limit: int) -> None:
+    def __init__(self, offset: int, limit: int, free: list[bytearray]) -> None:
         self.buffer = bytearray()
         self._limit = limit
+        self._free = free
         self._offset = offset  # of buffer[0]
         self._new = 0
         self._filled = 0
@@ -292,13 +300,13 @@ class _Window:
         carried = self.carried
         self._offset += self._taken
         needed = carried + want
-        if len(self.buffer) < needed:
-            larger = bytearray(max(needed, min(2 * len(self.buffer), self._limit)))
-            larger[:carried] = memoryview(self.buffer)[self._taken : self._filled]
-            self.buffer = larger
-        elif self._taken > 0:
-            with memoryview(self.buffer) as view:
-                view[:carried] = view[self._taken : self._filled]
+        if self._taken > 0 or len(self.buffer) < needed:
+            buffer = self._free.pop() if self._free else bytearray()
+            if len(buffer) < needed:
+                buffer = bytearray(max(needed, min(2 * len(self.buffer), self._limit)))
+            with memoryview(buffer) as view:  # the same buffer, maybe
+                view[:carried] = memoryview(self.buffer)[self._taken : self._filled]
+            self.buffer = buffer
         self._taken = 0
         self._new = self._filled = carried
         with memoryview(self.buffer) as view:

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
+from shoal.base.machine import cores
 from shoal.data.files import File, Wheres, files_of
 from shoal.data.fill import TextSource, fill
 from shoal.data.reader import Reader
@@ -17,6 +18,10 @@ from shoal.data.rows import LIBSVM, Format, Parse
 from shoal.data.settings import Settings
 from shoal.data.source import Lines
 from shoal.data.unpack import HEAD_BYTES, kind_of
+
+# The other cores compute: four threads parse more than 16 cores learn from.
+_CORES_PER_THREAD = 4
+_MOST_THREADS = 8
 
 
 class TextReader(Reader):
@@ -40,7 +45,8 @@ class TextReader(Reader):
             classes=settings.classes,
             header=None if self._form.header is None else self._noting(self._form.header),
         )
-        return fill(self._sources(), form, settings.batch_size, skip, settings.begin, settings.reader_threads)
+        threads = settings.reader_threads or min(max(1, cores() // _CORES_PER_THREAD), _MOST_THREADS)
+        return fill(self._sources(), form, settings.batch_size, skip, settings.begin, threads)
 
     def with_columns(self, categorical: Sequence[str] | None = None) -> Reader:
         """Return this reader for the same columns in every file; see `Reader.with_columns`."""

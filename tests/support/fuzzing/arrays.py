@@ -31,6 +31,7 @@ class Arrays:
         self.values = self._cut(nnz, np.float32) if valued else None
         self.fields = self._cut(nnz, np.uint64) if fielded else None
         self.spans = self._cut((nnz, 2), np.int64) if spanned else None
+        self.ends = self._cut((rows, 2), np.int64)
         self.indptr[0] = 0
         self.row = 0
 
@@ -61,7 +62,7 @@ class Arrays:
         }
         new = Arrays(len(self.labels) + rows, len(self.keys) + nnz, **has)
         new.row = self.row
-        for name in ("labels", "weights", "indptr", "keys", "values", "fields", "spans"):
+        for name in ("labels", "weights", "indptr", "keys", "values", "fields", "spans", "ends"):
             old = getattr(self, name)
             if old is not None:
                 getattr(new, name)[: len(old)] = old

@@ -33,6 +33,7 @@ from oracle.text import (
 )
 from shoal import _reader
 from shoal.data.columns import CATEGORICAL, LABEL, NUMERIC, PASSED_OVER, WEIGHT, BoundColumns
+from shoal.data.rebatch import BatchQueue
 from shoal.data.rows import CRITEO, Parse, RowBuffer
 
 # The faults of the slow parsers, and the beginnings of the corresponding messages.
@@ -240,16 +241,18 @@ def _creeping(twin: Twin, blocks: list[bytes], malformed: int, *, fielded: bool,
 
 
 def _batches(twin: Twin, text: bytes, size: int) -> list:
-    rows = RowBuffer(size, valued=twin.valued, weighted=twin.weighted)
+    rows, queue = RowBuffer(valued=twin.valued, weighted=twin.weighted), BatchQueue(size)
     view = memoryview(text)
-    got, end = [], 0
+    end = 0
     while end < len(text):
         end, _, rows.row, _, _, _ = twin.parse(view, end, rows, True)
-        if rows.full:
-            got += _rows_of(rows.take(), weighted=twin.weighted)
-        elif end < len(text):
+        if end < len(text):
             rows.grow()
-    return bits(got + (_rows_of(rows.take(), weighted=twin.weighted) if rows.row else []))
+    batches = [batch for batch, _ in queue.add(rows.batch())]
+    rest = queue.rest()
+    return bits(
+        [row for batch in [*batches, *([rest] if rest else [])] for row in _rows_of(batch, weighted=twin.weighted)]
+    )
 
 
 def _rows_of(batch, *, weighted: bool) -> list:

@@ -97,6 +97,7 @@ cdef struct Target:
     float* values
     uint64_t* fields
     int64_t* spans  # two for each feature, relative to the block's first byte
+    int64_t* ends  # two for each row
     bint labelled  # whether labels and weights are read; else they are skipped, if present
     int64_t classes  # labels are their numbers; 0: labels are 0/1 or -1/+1
     bint origins  # whether fields or spans are requested: if not, one test per feature
@@ -139,6 +140,8 @@ cdef void walk(
                     out.weights[out.row] = 1.0
             out.row += 1
             out.indptr[out.row] = out.nnz
+            out.ends[2 * out.row - 2] = p + 1 - begin
+            out.ends[2 * out.row - 1] = stop.skipped
         elif fault != BLANK:
             out.nnz = out.indptr[out.row]
             if fault == NO_ROOM or not skip:
@@ -164,6 +167,7 @@ cdef object parse(
     cdef float[::1] values = arrays.values
     cdef uint64_t[::1] fields = arrays.fields
     cdef int64_t[:, ::1] spans = arrays.spans
+    cdef int64_t[:, ::1] ends = arrays.ends
     cdef int64_t row = arrays.row
     cdef bint labelled = arrays.labelled
     cdef int64_t classes = arrays.classes
@@ -183,6 +187,8 @@ cdef object parse(
         raise ValueError(f"keys and fields must be as long, got {keys.shape[0]} and {fields.shape[0]}")
     if spans is not None and (spans.shape[0] != keys.shape[0] or spans.shape[1] != 2):
         raise ValueError(f"{keys.shape[0]} keys need spans of as many pairs, got {spans.shape[0]} x {spans.shape[1]}")
+    if ends.shape[0] != labels.shape[0] or ends.shape[1] != 2:
+        raise ValueError(f"{labels.shape[0]} labels need ends of as many pairs, got {ends.shape[0]} x {ends.shape[1]}")
     if not 0 <= row <= labels.shape[0]:
         raise ValueError(f"row is {row}, the arrays have room for {labels.shape[0]}")
     if not 0 <= indptr[row] <= keys.shape[0]:
@@ -192,6 +198,7 @@ cdef object parse(
     if start < <size_t>block.shape[0] and out.row < out.rows:
         out.labels = &labels[0]
         out.indptr = &indptr[0]
+        out.ends = &ends[0, 0]
         out.labelled = labelled
         out.classes = classes
         out.weights = out.values = NULL
