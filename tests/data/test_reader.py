@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gc
 import gzip
 import lzma
@@ -12,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +29,18 @@ from shoal.data.rows import LIBSVM
 from shoal.data.source import Lines
 from shoal.errors import CorruptionError
 
-PACKERS = {"plain": bytes, "gzip": gzip.compress, "bzip2": bz2.compress, "xz": partial(lzma.compress, preset=1)}
+PACKERS = {
+    "plain": bytes,
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": functools.partial(lzma.compress, preset=1),
+}
 LINES = st.lists(
     st.sampled_from([b"1 3:1 4:2\n", b"0\n", b"\n", b"# c\n", b"-1 18446744073709551615:0.5\n", b"bad\n"]), max_size=30
 )
 
 
+@functools.cache
 def numbered(count: int) -> bytes:
     """Lines that each have their own number as their only key."""
     return b"".join(b"%d %d:1\n" % (i % 2, i) for i in range(count))
@@ -45,7 +51,16 @@ def keys_of(reader) -> list[int]:
 
 
 def reading_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("shoal reader")]
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith(("shoal reader", "shoal parser"))]
+
+
+parsers = pytest.mark.parametrize("threads", [1, 3])
+
+
+def running(threads: int) -> int:
+    """How many threads a pass has: with one that parses, that is the one that reads ahead."""
+    return 1 + (threads if threads > 1 else 0)
 
 
 @pytest.fixture
@@ -330,23 +345,26 @@ def test_damage_is_an_error_that_names_the_file(file):
 # ---- threads ----
 
 
-def test_a_pass_has_one_thread_and_it_ends_with_the_data(file):
-    reader = read_libsvm(file(numbered(200_000)), batch_size=100)
+@parsers
+def test_a_pass_has_its_threads_and_they_end_with_the_data(file, threads):
+    reader = read_libsvm(file(numbered(1_000_000)), batch_size=100, reader_threads=threads)
     for i, _ in enumerate(reader):
-        assert i > 0 or len(reading_threads()) == 1
-        assert len(reading_threads()) <= 1
+        assert i > 0 or len(reading_threads()) == running(threads)
+        assert len(reading_threads()) <= running(threads)
     assert reading_threads() == []
 
 
-def test_the_thread_ends_with_a_break(file):
-    for _ in read_libsvm(file(numbered(200_000)), batch_size=100):
+@parsers
+def test_the_threads_end_with_a_break(file, threads):
+    for _ in read_libsvm(file(numbered(200_000)), batch_size=100, reader_threads=threads):
         break
     assert reading_threads() == []
 
 
-def test_the_thread_ends_with_an_exception_in_the_loop(file):
+@parsers
+def test_the_threads_end_with_an_exception_in_the_loop(file, threads):
     def divide_all_by_zero():
-        for batch in read_libsvm(file(numbered(200_000)), batch_size=100):
+        for batch in read_libsvm(file(numbered(200_000)), batch_size=100, reader_threads=threads):
             len(batch) / 0
 
     with pytest.raises(ZeroDivisionError):
@@ -354,8 +372,9 @@ def test_the_thread_ends_with_an_exception_in_the_loop(file):
     assert reading_threads() == []
 
 
-def test_the_thread_ends_while_an_exception_keeps_the_frames_of_the_pass(file):
-    batches = iter(read_libsvm(file(numbered(200_000)), batch_size=100))
+@parsers
+def test_the_threads_end_while_an_exception_keeps_the_frames_of_the_pass(file, threads):
+    batches = iter(read_libsvm(file(numbered(200_000)), batch_size=100, reader_threads=threads))
     next(batches)
     with pytest.raises(KeyError) as caught:
         batches.throw(KeyError("from the loop"))
@@ -363,24 +382,27 @@ def test_the_thread_ends_while_an_exception_keeps_the_frames_of_the_pass(file):
     assert caught.value.__traceback__ is not None
 
 
-def test_the_thread_ends_with_an_error_in_the_data(file):
+@parsers
+def test_the_threads_end_with_an_error_in_the_data(file, threads):
     with pytest.raises(ValueError, match="line 1,"):
-        list(read_libsvm(file(b"bad\n")))
+        list(read_libsvm(file(b"bad\n"), reader_threads=threads))
     assert reading_threads() == []
 
 
-def test_the_thread_ends_when_the_iterator_is_dropped(file):
-    batches = iter(read_libsvm(file(numbered(200_000)), batch_size=100))
+@parsers
+def test_the_threads_end_when_the_iterator_is_dropped(file, threads):
+    batches = iter(read_libsvm(file(numbered(1_000_000)), batch_size=100, reader_threads=threads))
     assert reading_threads() == []  # nothing runs before something is asked for
     next(batches)
-    assert len(reading_threads()) == 1
+    assert len(reading_threads()) == running(threads)
     del batches
     gc.collect()
     assert reading_threads() == []
 
 
-def test_the_thread_ends_when_the_iterator_is_garbage_in_a_cycle(file):
-    batches = iter(read_libsvm(file(numbered(200_000)), batch_size=100))
+@parsers
+def test_the_threads_end_when_the_iterator_is_garbage_in_a_cycle(file, threads):
+    batches = iter(read_libsvm(file(numbered(200_000)), batch_size=100, reader_threads=threads))
     next(batches)
     cycle = [batches]
     cycle.append(cycle)
@@ -392,9 +414,10 @@ def test_the_thread_ends_when_the_iterator_is_garbage_in_a_cycle(file):
     assert reading_threads() == []
 
 
-def test_the_file_is_closed_with_the_pass(file):
-    path = file(numbered(200_000))
-    for _ in read_libsvm(path, batch_size=100):
+@parsers
+def test_the_file_is_closed_with_the_pass(file, threads):
+    path = file(numbered(1_000_000))
+    for _ in read_libsvm(path, batch_size=100, reader_threads=threads):
         opened = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
         assert str(path) in opened
         break
@@ -488,20 +511,21 @@ def iter_forever():
         i += 1
 
 
-def test_passes_of_many_threads_do_not_disturb_each_other(file):
-    reader = read_libsvm(file(numbered(20_000)), batch_size=100)
+@parsers
+def test_passes_of_many_threads_do_not_disturb_each_other(file, threads):
+    reader = read_libsvm(file(numbered(20_000)), batch_size=100, reader_threads=threads)
     results = []
-    threads = [threading.Thread(target=lambda: results.append(keys_of(reader))) for _ in range(6)]
-    for thread in threads:
+    consumers = [threading.Thread(target=lambda: results.append(keys_of(reader))) for _ in range(6)]
+    for thread in consumers:
         thread.start()
-    for thread in threads:
+    for thread in consumers:
         thread.join()
     assert results == [list(range(20_000))] * 6
 
 
-def run(script: str, path: Path) -> subprocess.CompletedProcess[str]:
+def run(script: str, path: Path, *words: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(path)],
+        [sys.executable, "-W", "ignore", "-c", script, str(path), *map(str, words)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -509,23 +533,25 @@ def run(script: str, path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_interpreter_exits_in_the_middle_of_a_pass(file):
+@parsers
+def test_the_interpreter_exits_in_the_middle_of_a_pass(file, threads):
     script = """
 import sys, shoal.data
-reader = shoal.data.read_libsvm(sys.argv[1], batch_size=10)
+reader = shoal.data.read_libsvm(sys.argv[1], batch_size=10, reader_threads=int(sys.argv[2]))
 batches = [iter(reader) for _ in range(3)]
 for each in batches: next(each)
 print("read")
 sys.exit(7)
 """
-    done = run(script, file(numbered(200_000)))
+    done = run(script, file(numbered(200_000)), threads)
     assert (done.returncode, done.stdout, done.stderr) == (7, "read\n", "")
 
 
-def test_a_forked_child_gets_an_error_from_the_old_pass_and_may_begin_a_new_one(file):
+@parsers
+def test_a_forked_child_gets_an_error_from_the_old_pass_and_may_begin_a_new_one(file, threads):
     script = """
 import os, sys, shoal.data
-reader = shoal.data.read_libsvm(sys.argv[1], batch_size=10)
+reader = shoal.data.read_libsvm(sys.argv[1], batch_size=10, reader_threads=int(sys.argv[2]))
 batches = iter(reader)
 next(batches)
 for _ in range(10_000): pass
@@ -542,7 +568,7 @@ _, status = os.waitpid(pid, 0)
 print("child", status, flush=True)
 print(10 + sum(len(batch) for batch in batches))
 """
-    done = run(script, file(numbered(200_000)))
+    done = run(script, file(numbered(200_000)), threads)
     assert done.stderr == ""
     first, *others = done.stdout.splitlines()
     assert "begin a new pass in this one" in first
