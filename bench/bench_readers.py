@@ -2,14 +2,15 @@
 
     pip install pyarrow scikit-learn                 (if a peer is missing, a message says that it is left out)
     python bench/bench_readers.py                    files of 100 MB in the directory for temporary files, 0.7 GB in all
-    python bench/bench_readers.py --megabytes 20 --rounds 3
+    python bench/bench_readers.py --megabytes 20 --rounds 3 --threads 1 2 8
 
 Draws Criteo-like examples (13 whole numbers, 26 categories of eight hexadecimal digits, some missing), writes them in
 every format, plain and gzipped, and reads each file from beginning to end, in turns. shoal produces batches of 8192
-examples as CSR arrays with hashed keys; pyarrow produces columns of int64 and strings, a record batch at a time, on one
-thread; scikit-learn produces one sparse matrix. A rate is the file's text (unzipped; that of the CSV file for Parquet)
-divided by the CPU time of all threads of the process, or by the elapsed time: shoal reads ahead in a second thread.
-Each round checks the numbers of examples and features, and the sum of the labels.
+examples as CSR arrays with hashed keys, with one and with two threads that parse; pyarrow produces columns of int64
+and strings, a record batch at a time, on one thread; scikit-learn produces one sparse matrix. A rate is the file's
+text (unzipped; that of the CSV file for Parquet) divided by the CPU time of all threads of the process, or by the
+elapsed time: shoal reads ahead in a second thread. Each round checks the numbers of examples and features, and the sum
+of the labels.
 """
 
 import argparse
@@ -159,17 +160,17 @@ def read_sklearn(path: Path) -> Count:
     return Count(len(labels), matrix.nnz, int(labels.sum()))
 
 
-def contenders(files: dict[str, Text]) -> Iterator[tuple[str, str, Callable[[], Count]]]:
+def contenders(files: dict[str, Text], threads: list[int]) -> Iterator[tuple[str, str, Callable[[], Count]]]:
     """List the measurements: the file's name, the reader's name, a function that makes one pass."""
     columns = ["label", *INTEGERS, *CATEGORIES]
     for key, text in files.items():
         path, name = text.path, key.removesuffix(".gz")
+        make = partial(getattr(shoal, f"read_{name}"), path)
         if name in ("csv", "parquet"):
-            by_name = {"csv": shoal.read_csv, "parquet": shoal.read_parquet}[name]
-            reader = by_name(path, label="label", categorical=CATEGORIES, numeric=INTEGERS)
-        else:
-            reader = getattr(shoal, f"read_{name}")(path)
-        yield key, f"shoal.read_{name}", partial(read, reader)
+            make = partial(make, label="label", categorical=CATEGORIES, numeric=INTEGERS)
+        for count in threads if name != "parquet" else [1]:
+            how = {} if name == "parquet" else {"reader_threads": count}
+            yield key, shoal_of(name, count), partial(read, make(**how))
         if pa and key == "criteo":
             yield key, "pyarrow.csv", partial(read_columns, partial(columns_of, path, "\t", columns))
         if pa and key == "csv":
@@ -181,11 +182,19 @@ def contenders(files: dict[str, Text]) -> Iterator[tuple[str, str, Callable[[], 
             yield key, "scikit-learn", partial(read_sklearn, path)
 
 
+def shoal_of(name: str, threads: int) -> str:
+    """Name a reader of shoal."""
+    return f"shoal.read_{name}" + (f", {threads} threads" if threads > 1 else "")
+
+
 def main() -> None:
     """Measure and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=100, help="of each file, at least")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], help="that parse; peers are compared with the first"
+    )
     options = parser.parse_args()
     for module, name in ((pa, "pyarrow"), (load_svmlight_file, "scikit-learn")):
         if module is None:
@@ -194,7 +203,7 @@ def main() -> None:
         files = write(Path(folder), options.megabytes)
         found: dict[tuple[str, str], Figures] = {}
         for _ in range(options.rounds):
-            for key, name, read_all in contenders(files):
+            for key, name, read_all in contenders(files, options.threads):
                 text = files[key]
                 wall, cpu = time.perf_counter(), time.process_time()
                 count = read_all()
@@ -205,7 +214,8 @@ def main() -> None:
                 figures.by_wall.append(text.bytes / wall / 1e6)
     print("| file | bytes a line | reader | MB/s of a core | MB/s by the clock | shoal / peer |\n|" + "---|" * 6)
     for (key, name), figures in found.items():
-        ours = found[key, f"shoal.read_{key.removesuffix('.gz')}"]
+        form = key.removesuffix(".gz")
+        ours = found[key, shoal_of(form, 1 if form == "parquet" else options.threads[0])]
         ratio = [a / b for a, b in zip(ours.by_cpu, figures.by_cpu, strict=True)]
         print(
             f"| {key} | {files[key].bytes / files[key].count.examples:.0f} | {name} | {spread(figures.by_cpu)} "

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from shoal import _core, _reader
+from shoal import _reader
 from shoal.base.in_order import in_order
 from shoal.data.batch import Batch
 from shoal.data.csv import CR_ALONE
-from shoal.data.interactions import pair_numbers
+from shoal.data.interactions import interact, pair_numbers
 from shoal.data.names import Spelled
 from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, joined
 from shoal.data.rows import Format, Parse, RowBuffer
@@ -81,8 +81,8 @@ class _ParsedBlock(NamedTuple):
     spelled: Spelled
 
 
-class _MalformedLineError(Exception):
-    """A block ends with a malformed line."""
+class _BlockEndsError(Exception):
+    """A malformed line ends the pass: with the batches of its block, and what is wrong."""
 
     def __init__(self, group: BatchGroup, what: str) -> None:
         super().__init__(what)
@@ -114,7 +114,7 @@ class _Pass:
         except LineTooLongError as error:
             group, what = BatchGroup([], self._skipped, self._fraction), _too_long(error)
             self._enter(self._opened)
-        except _MalformedLineError as error:
+        except _BlockEndsError as error:
             group, what = error.group, str(error)
         else:
             rest = self._queue.rest()
@@ -178,7 +178,7 @@ class _Pass:
         group = BatchGroup(done, self._skipped, self._fraction)
         if parsed.fault:
             rest, at = bytes(text[parsed.end :]), parsed.at - parsed.end  # not handed back
-            raise _MalformedLineError(
+            raise _BlockEndsError(
                 group, _malformed(rest, at, parsed.fault, offset + parsed.end, named=form.header is not None)
             )
         self._free.append(rows)
@@ -204,7 +204,7 @@ def _parse(parse: Parse, form: Format, text: memoryview, rows: RowBuffer, skip: 
             rows.grow()
     batch = rows.batch()
     if form.pairs and batch.fields is not None:
-        made = _core.interact(batch.indptr, batch.keys, batch.values, batch.fields, pair_numbers(form.pairs))
+        made = interact(batch.indptr, batch.keys, batch.values, batch.fields, pair_numbers(form.pairs), None)
         batch = Batch(batch.labels, *made, batch.weights)
     elif not form.fielded and batch.fields is not None:
         batch = structs.replace(batch, fields=None)
