@@ -110,7 +110,10 @@ class _Pass:
     def batch_groups(self, sources: Iterable[TextSource], threads: int) -> BatchGroups:
         """Make a pass; a malformed line is reported behind the batches before it."""
         try:
-            yield from in_order(self._read(sources), self._parse, self._join, threads, "shoal parser")
+            for group in in_order(self._read(sources), self._parse, self._join, threads, "shoal parser"):
+                if group is not None and threads > 1:
+                    self._queue.make_room()
+                yield group
         except LineTooLongError as error:
             group, what = BatchGroup([], self._skipped, self._fraction), _too_long(error)
             self._enter(self._opened)
