@@ -468,14 +468,13 @@ def test_settings_of_a_model_that_make_no_sense_are_refused(settings, says):
 
 @pytest.fixture
 def sorts_ahead(monkeypatch):
-    """Small batches are worth a thread, and not much larger ones are shared."""
+    """Small batches are worth a thread."""
     monkeypatch.setattr(preprocessing, "WORTH_A_THREAD", 60)
-    monkeypatch.setattr(preprocessing, "SHARED_BY_THREADS", 330)
     return monkeypatch
 
 
 def test_sorting_ahead_changes_no_bit_and_no_order(rng, sorts_ahead):
-    sizes = [0, 1, 30, 2, 40, 50, 1, 60, 150, 170, 45]  # some are worth a thread, some too small, some too large
+    sizes = [0, 1, 30, 2, 40, 50, 1, 60, 150, 170, 45]  # some are worth a thread, some too small
     whole = make_batch(rng, sum(sizes))
     rows = np.split(np.arange(len(whole)), np.cumsum(sizes)[:-1])
     batches = [preprocessing.take(whole, some) for some in rows]

@@ -81,7 +81,7 @@ class Model(LinearWeights, SavedModel, Learner):
         self._has_bias = bool(bias)
         self._is_normalized = bool(normalized)
         # For the thread that sorts ahead: the store's own are in use by the thread that learns.
-        self._sorters = _core.ThreadPool(1)
+        self._sorters = _core.ThreadPool(max(1, self._store.threads // 4))
         self._begun: dict[int, tuple[KeyBatch, list[Future[Rows]]]] = {}  # by the identity of the batch's keys
         try:
             self._tables = tuple(self._make_tables())
@@ -459,8 +459,7 @@ class Model(LinearWeights, SavedModel, Learner):
             batches,
             self.sort,
             self.sort_ahead,
-            overlap=self._store.threads > 1,
-            waits=self.table.reader.is_remote,
+            overlap=self._store.threads > 1 or self.table.reader.is_remote,
             always=any(table.reader.reads_ahead() for table in self._tables),
         )
 

@@ -12,8 +12,8 @@ Invariants
     I2  A batch is passed on before the error that the reader raised after it.
 
 Threads: `sorted_ahead` sorts the next batch in a helper thread while the consumer works on the current one. The helper
-ends with the generator. Small batches, which take longer to pass to a thread than to sort, and large ones, which all
-threads of the store sort together, are sorted when they are needed.
+ends with the generator. Small batches, which take longer to pass to a thread than to sort, are sorted when they are
+needed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ SHUFFLE_BATCHES = 16
 WARM_UP_SHARE = 0.1
 WARM_UP_LEAST = 32
 
-# Features of the batches that are sorted ahead: smaller batches take longer to pass to a thread than to sort, larger
-# ones are sorted by all threads of the store ("Sorting ahead" in bench/training.md).
+# Features of the batches that are sorted ahead: smaller batches take longer to pass to a thread than to sort ("Sorting
+# ahead" in bench/training.md).
 WORTH_A_THREAD = 16384
-SHARED_BY_THREADS = 131072
 
 _TO_UNIT = 2.0**-64
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds that differ by a little, mixed, differ by a lot
@@ -184,20 +183,16 @@ def sorted_ahead(
     ahead: Callable[[Batch], Made],
     *,
     overlap: bool,
-    waits: bool = False,
     always: bool = False,
 ) -> Generator[tuple[Batch, Made], None, None]:
     """Sort the keys of each batch; if ``overlap``, ahead where it is faster, while the consumer uses the one before.
 
-    ``waits``: the consumer waits for servers meanwhile, so large batches are worth it too. ``always``: ahead whatever
-    its size.
+    ``always``: ahead whatever its size.
 
     ``sort`` is called by this thread, ``ahead`` by the helper.
     """
 
     def background(batch: Batch) -> Callable[[Batch], Made] | None:
-        if waits:
-            return ahead if always or batch.nnz >= WORTH_A_THREAD else None
-        return ahead if always or (overlap and WORTH_A_THREAD <= batch.nnz < SHARED_BY_THREADS) else None
+        return ahead if always or (overlap and batch.nnz >= WORTH_A_THREAD) else None
 
     return prefetch_map(batches, sort, background, "shoal sort")
