@@ -24,6 +24,7 @@ from shoal.config import (
     Bind,
     ClusterConfig,
     CopyRate,
+    Count,
     Curve,
     Dir,
     Heartbeat,
@@ -38,7 +39,6 @@ from shoal.config import (
     ServerConfig,
     Servers,
     ServerSettings,
-    ServerThreads,
     Size,
     StorageOptions,
     StorageRoots,
@@ -125,7 +125,11 @@ class LaunchOptions(Config, frozen=True, kw_only=True):
         "number of workers, each of which runs the program; N:M starts N, and up to M may take part (default: 1)",
         Setting(ge=1, metavar="N[:M]", check="shoal.cluster.protocol.environment:parse_workers"),
     ] = 0
-    threads: ServerThreads = 1
+    threads: Annotated[
+        Count | None,
+        "threads of a server, with one port each (default: the cores of this machine divided by the servers, at most "
+        "8; with Ray 1)",
+    ] = None
     memory: Annotated[
         Size | None, "memory budget of the rows of all servers together, such as 8GiB (default: unlimited)"
     ] = None
@@ -233,7 +237,7 @@ def _environment_of_children(variables: Mapping[str, str | None]) -> Iterator[No
 
 
 def _launch(options: LaunchOptions) -> Answer:
-    from shoal.cluster.launch.local_cluster import configurations
+    from shoal.cluster.launch.local_cluster import configurations, threads_of_each
     from shoal.cluster.launch.workers import run_member
     from shoal.cluster.protocol.environment import find_group, parse_workers
 
@@ -252,7 +256,7 @@ def _launch(options: LaunchOptions) -> Answer:
     scheduler, server = configurations(
         options.servers,
         workers=workers[0] if isinstance(workers, tuple) else workers,
-        threads=options.threads,
+        threads=options.threads or threads_of_each(options.servers),
         memory=options.memory,
         tier=options.tier,
         heartbeat=options.heartbeat,
@@ -369,8 +373,8 @@ def _launch_on_ray(options: LaunchOptions, program: list[str]) -> Answer:
     config = ShoalConfig(
         servers=options.servers,
         replicas=options.replicas,
-        threads=options.threads,
-        resources_per_server={"CPU": options.threads},
+        threads=options.threads or 1,
+        resources_per_server={"CPU": options.threads or 1},
         memory=options.memory,
         copy_rate=None if options.copy_rate is None else memory_bytes(options.copy_rate),
         heartbeat=options.heartbeat,

@@ -590,7 +590,7 @@ def test_variables_of_the_environment_are_enough_to_export_what_a_launched_progr
         threading.Thread(target=collector.serve_forever, daemon=True).start()
         port = collector.server_address[1]
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "OTEL_SERVICE_NAME": "ads"}
-        command = [sys.executable, "-m", "shoal", "launch", "--tracing", "--servers", "1", str(program)]
+        command = [sys.executable, "-m", "shoal", "launch", "--tracing", "--threads", "1", str(program)]
         done = subprocess.run(
             command, env=os.environ | variables, capture_output=True, text=True, timeout=TIMEOUT, check=False
         )

@@ -22,6 +22,7 @@ from msgspec import structs
 
 from shoal.base.interrupts import held_back
 from shoal.base.logs import forward
+from shoal.base.machine import cores
 from shoal.base.scalars import whole
 from shoal.cluster.launch.child import ChildProcess, Notify, Process
 from shoal.cluster.launch.roles import Start
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from shoal.table.tiered import Tiered
 
 _BSP = BSP()
+_MOST_THREADS = 8  # of a server, if their number is not given
 # Where the scheduler and the servers of a launch listen by default: sockets in a directory that `LocalCluster` makes.
 PRIVATE = "ipc://*"
 
@@ -122,6 +124,11 @@ class LocalCluster(Supervisor):
         return start_worker(rank, command, workers, environment, self.ended, emit, emit_error)
 
 
+def threads_of_each(servers: int) -> int:
+    """Return the threads of each server on this machine, whose cores workers leave idle while they wait."""
+    return max(1, min(_MOST_THREADS, cores() // servers))
+
+
 def configurations(
     servers: int,
     *,
@@ -188,7 +195,7 @@ def launch(
     *,
     consistency: Consistency | str = _BSP,
     threads: int | None = None,
-    server_threads: int = 1,
+    server_threads: int | None = None,
     memory: int | str | None = None,
     tier: Tiered | None = None,
     slots: int = 1024,
@@ -212,8 +219,8 @@ def launch(
     consistency : Consistency or str
     threads : int, optional
         Threads that sort and sum this worker's batches; default: the cores that this process may use.
-    server_threads : int
-        Threads of each server.
+    server_threads : int, optional
+        Threads of each server; default: the cores that this process may use, divided by the servers, at most 8.
     memory : int or str, optional
         Bytes that the rows of all servers together may use, an equal share for each slot; default: no limit. If they
         would use more, the expiry rules drop rows, or :class:`shoal.MemoryBudgetExceededError` is raised.
@@ -267,13 +274,16 @@ def launch(
     ...     table.pull(np.array([7], np.uint64)).tolist()
     [[-1.0, -1.0]]
     """
+    servers = whole("servers", servers, 1)
     cluster = LocalCluster()
     curve = find_keys(os.environ)
     try:
         cluster.begin(
             *configurations(
-                whole("servers", servers, 1),
-                threads=whole("server_threads", server_threads, 1),
+                servers,
+                threads=whole(
+                    "server_threads", threads_of_each(servers) if server_threads is None else server_threads, 1
+                ),
                 memory=memory,
                 tier=tier,
                 slots=whole("slots", slots),
