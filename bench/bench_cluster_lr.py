@@ -47,8 +47,10 @@ address, workers, path, test, batch_size, factors, filters = json.loads(sys.argv
 where = {"filters": shoal.Filters(**filters)} if filters else {}
 with shoal.connect(address, workers=workers, threads=1, timeout=300, **where) as store:
     optimizer = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
-    model = shoal.FactorizationMachine(factors, optimizer, store=store) if factors else shoal.LogisticRegression(
-        optimizer, store
+    model = (
+        shoal.FactorizationMachine(factors, optimizer=optimizer, store=store)
+        if factors
+        else shoal.LogisticRegression(optimizer, store=store)
     )
     share = shoal.read_criteo(path, batch_size=batch_size).split(store.rank, workers)
     store.barrier()
@@ -73,8 +75,10 @@ import shoal
 path, test, batch_size, factors = json.loads(sys.argv[1])
 with shoal.local(threads=2) as store:
     optimizer = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.5)
-    model = shoal.FactorizationMachine(factors, optimizer, store=store) if factors else shoal.LogisticRegression(
-        optimizer, store
+    model = (
+        shoal.FactorizationMachine(factors, optimizer=optimizer, store=store)
+        if factors
+        else shoal.LogisticRegression(optimizer, store=store)
     )
     start = time.perf_counter()
     model.fit(shoal.read_criteo(path, batch_size=batch_size), progress=False)
