@@ -1,54 +1,92 @@
 """How shoal's work scales with the cores of a machine: text to model, batches in memory, a table, a cluster.
 
-    python bench/bench_scaling.py                                  powers of two up to all cores: some minutes
+    python bench/bench_scaling.py                                  powers of two up to all cores: half an hour
     python bench/bench_scaling.py --cores 1 2 --examples 200000 --rows 1000000 --rounds 1
-    python bench/bench_scaling.py --only text memory
+    python bench/bench_scaling.py --only text memory --weak        the examples grow with the cores
+    python bench/bench_scaling.py --only cluster --servers 8 16 --workers 8 4        8 + 8, and 16 + 4 processes
+    python bench/bench_scaling.py --only command --examples 4000000
+    python bench/bench_scaling.py --only cluster command --peer /path/to/other/python      two builds in turns
 
 Each measurement runs in processes that may use the first c cores only, with c threads. All numbers of cores take turns.
+Efficiency is the rate divided by that of the least number of cores, and by the ratio of the cores.
 
 text      `shoal train lr` as a whole process, Criteo's text of bench_text_to_model.py, with one thread that parses and
-          with one for every four cores. The saved tables must be equal.
+          with one for every four cores
 memory    one pass of the same examples from batches in memory, into a table that has their rows
+fm        the same of a factorization machine with 8 factors, from a quarter of the examples
+deepfm    the same of DeepFM in PyTorch (dim 8, one hidden layer of 64), from a twentieth of them
 table     batches of 2^20 given keys (sorted inside the call) of a table of FTRL rows: pull, push; "raw" is the reading
           of one random line of 64 bytes a key, prefetched, from as much memory, by a program in C (needs a C compiler)
-cluster   workers of one thread each on shares of the text and half as many servers, BSP; all processes share c cores
+cluster   the fit of workers of one thread each on shares of the text, under BSP, SSP(2) and ASP; all processes share c
+          cores. Without --servers and --workers, half as many workers as cores, and half as many servers as workers.
+          CPU s is that of all workers in their fits, and of all servers
+command   `shoal launch --servers 1 --workers 1 -- shoal train lr --cluster` as a whole command: its time divided by the
+          CPU time of its busiest process
+
+Checks: every example was learned once. The same examples give the same bits for each number of cores and in each round,
+except in a cluster of several workers under SSP and ASP, and of DeepFM, whose products torch cuts by its threads.
 """
 
 import argparse
 import concurrent.futures
+import contextlib
 import ctypes
 import hashlib
 import os
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 
 import shoal
 from bench_cluster_lr import output_of, started
 from bench_text_to_model import compiled, pointer, process, write
 from bench_vw import HYPER
-from figures import check, conditions, spread
+from figures import check, conditions, cpu_seconds, spread
 from shoal.base.plural import counted
 from shoal.cluster.launch.local_cluster import running
 
 BATCH = 16384
 KEYS = 1 << 20
+SHARE = {"memory": 1, "fm": 4, "deepfm": 20}  # of the examples: one in so many
+CONSISTENCIES = {"BSP": "bsp", "SSP(2)": "ssp:2", "ASP": "asp"}
+KINDS = ("text", "memory", "fm", "deepfm", "table", "cluster", "command")
 
 MEMORY = """
 import json, sys, time
 import shoal
-path, threads, hyper, batch_size = json.loads(sys.argv[1])
+kind, path, threads, hyper, batch_size = json.loads(sys.argv[1])
 with shoal.local(threads=threads) as store:
-    batches = list(shoal.read_criteo(path, batch_size=batch_size))
-    model = shoal.LogisticRegression(shoal.FTRL(**hyper), store=store)
+    reader = shoal.read_criteo(path, batch_size=batch_size)
+    batches = list(reader.with_fields() if kind == "deepfm" else reader)
+    if kind == "memory":
+        model = shoal.LogisticRegression(shoal.FTRL(**hyper), store=store)
+    elif kind == "fm":
+        model = shoal.FactorizationMachine(8, optimizer=shoal.FTRL(**hyper), store=store)
+    else:
+        import torch
+        torch.manual_seed(7)
+        torch.set_num_threads(threads)
+        names = [f"C{k}" for k in range(1, 27)]
+        tables = shoal.torch.tables(store, shoal.Adagrad(lr=0.05), init=shoal.Normal(0.01, seed=7))
+        module = shoal.torch.models.DeepFM(tables, len(names), dim=8, hidden=(64,))
+        fields = shoal.torch.Fields(names=names, form="criteo")
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.002)
+        model = shoal.torch.ClickModel(module, fields=fields, store=store, optimizer=optimizer)
     model.fit(batches, progress=False)
     start, used = time.perf_counter(), time.process_time()
     model.fit(batches, progress=False)
-    print(json.dumps([time.perf_counter() - start, time.process_time() - used, model.table.digest()]))
+    seconds, used = time.perf_counter() - start, time.process_time() - used
+    found = model.history.passes[-1].metrics
+    print(json.dumps([seconds, used, found.examples, found.logloss, [one.digest() for one in model.tables]]))
 """
 
 TABLE = """
@@ -68,94 +106,214 @@ with shoal.local(threads=threads) as store:
     found = {}
     for name, call in (("pull", table.pull), ("push", lambda batch: table.push(batch, grads).result())):
         call(batches[0])
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         for batch in batches:
             call(batch)
-        found[name] = time.perf_counter() - start
+        found[name] = time.perf_counter() - start, time.process_time() - used
     print(json.dumps([found, table.digest(), table.stats().bytes]))
 """
 
 WORKER = """
 import json, sys, time
 import shoal
-address, workers, path, batch_size, hyper = json.loads(sys.argv[1])
-with shoal.connect(address, workers=workers, threads=1, timeout=300) as store:
+address, workers, path, batch_size, hyper, consistency = json.loads(sys.argv[1])
+with shoal.connect(address, workers=workers, threads=1, timeout=300, consistency=consistency) as store:
     model = shoal.LogisticRegression(shoal.FTRL(**hyper), store=store)
     share = shoal.read_criteo(path, batch_size=batch_size).split(store.rank, workers)
     store.barrier()
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     model.fit(share, progress=False)
+    used = time.process_time() - used
     store.barrier()
-    print(json.dumps([time.perf_counter() - start, model.examples]))
+    seconds = time.perf_counter() - start
+    digest = model.table.digest()
+    store.barrier()
+    print(json.dumps([seconds, used, model.examples, model.history.passes[-1].metrics.logloss, digest]))
 """
 
 
+def command(*arguments: object) -> list[str]:
+    """Return the command `shoal` of this installation, with arguments."""
+    shell = str(Path(sys.executable).with_name("shoal"))
+    return [*([shell] if os.path.exists(shell) else [sys.executable, "-m", "shoal"]), *map(str, arguments)]
+
+
+def hyper() -> list[str]:
+    """Return the options of FTRL."""
+    return [word for key, value in HYPER.items() for word in (f"--{key}", str(value))]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all that it and its own have started and that have not ended."""
+    found = [pid]
+    for one in found:
+        for task in Path("/proc", str(one), "task").glob("*/children"):
+            with contextlib.suppress(OSError):  # it has ended
+                found += map(int, task.read_text().split())
+    return found
+
+
+def processes(line: list[str]) -> tuple[float, list[float]]:
+    """Run a command; return its seconds, and the CPU seconds of each of its processes, read 50 times a second."""
+    spent: dict[int, float] = {}
+    start = time.perf_counter()
+    child = subprocess.Popen(line)
+    while child.poll() is None:
+        for pid in descendants(child.pid):
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                spent[pid] = times.user + times.system
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0.02)
+    check(child.returncode == 0, f"{line[0]} ends with status {child.returncode}")
+    return time.perf_counter() - start, sorted(spent.values())
+
+
 class Bench:
-    """The measurements, each of which appends to ``found[title][cores]`` and returns what must be equal in all runs."""
+    """The measurements, each of which appends to ``found[title][cores]``."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.options, self.folder, self.log = options, folder, folder / "train.tsv"
+        self.options, self.folder = options, folder
         self.found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.bits: dict[tuple[object, ...], object] = {}
+        self.build = ""
+        most = self.examples(max(options.cores))
+        write(self.log(most), most)
+
+    def examples(self, cores: int) -> int:
+        """Return the number of examples for so many cores."""
+        return int(self.options.examples) * (cores if self.options.weak else 1)
+
+    def log(self, examples: int) -> Path:
+        """Return the file of the first examples."""
+        path, most = (self.folder / f"{n}.tsv" for n in (examples, self.examples(max(self.options.cores))))
+        if not path.exists() and most.exists():
+            with most.open("rb") as whole, path.open("wb") as part:
+                part.writelines(islice(whole, examples))
+        return path
 
     def add(self, title: str, cores: int, figure: float) -> None:
         """Record a figure."""
-        self.found[title][cores].append(figure)
+        self.found[self.build + title][cores].append(figure)
 
-    def text(self, cores: int) -> str:
+    def same(self, bits: object, *what: object) -> None:
+        """Check that the bits of a result are those of the first time."""
+        check(self.bits.setdefault(what, bits) == bits, f"{what}: the bits differ")
+
+    def train(self, log: Path, output: Path, batch_size: int, *more: object) -> list[str]:
+        """Return the command that trains on a log."""
+        line = command("train", "lr", "--data", log, "--output", output, "--overwrite", "--format", "criteo", "--quiet")
+        return [*line, "--batch-size", str(batch_size), *hyper(), *map(str, more)]
+
+    def digest(self, output: Path) -> str:
+        """Return a digest of a saved table."""
+        (slots,) = output.glob("*/*.slots")
+        return hashlib.sha256(slots.read_bytes()).hexdigest()
+
+    def text(self, cores: int) -> None:
         """Measure whole processes."""
-        shell, digests = str(Path(sys.executable).with_name("shoal")), set()
-        command = [shell] if os.path.exists(shell) else [sys.executable, "-m", "shoal"]
-        tail = [word for key, value in HYPER.items() for word in (f"--{key}", str(value))]
+        examples, output = self.examples(cores), self.folder / "model"
         for readers in dict.fromkeys((1, max(1, cores // 4))):
-            output = self.folder / "model"
-            command_line = [*command, "train", "lr", "--data", str(self.log), "--output", str(output), "--overwrite"]
-            command_line += ["--format", "criteo", "--quiet", "--batch-size", str(BATCH), "--threads", str(cores)]
-            seconds, used, _ = process([*command_line, "--reader-threads", str(readers), *tail])
-            title = "one thread parses" if readers == 1 else "more threads parse"
-            self.add(f"text, {title}: k examples/s", cores, self.options.examples / seconds / 1e3)
-            self.add(f"text, {title}: CPU s", cores, used)
-            (slots,) = output.glob("*/*.slots")
-            digests.add(hashlib.sha256(slots.read_bytes()).hexdigest())
-        check(len(digests) == 1, "threads that parse change bits")
-        return digests.pop()
+            line = self.train(self.log(examples), output, BATCH, "--threads", cores, "--reader-threads", readers)
+            seconds, used, _ = process(line)
+            title = "text, one thread parses" if readers == 1 else "text, more threads parse"
+            self.add(f"{title}: k examples/s", cores, examples / seconds / 1e3)
+            self.add(f"{title}: CPU s", cores, used)
+            self.same(self.digest(output), "text", examples)
 
-    def memory(self, cores: int) -> str:
+    def memory(self, cores: int, kind: str = "memory") -> None:
         """Measure a pass over batches in memory."""
-        seconds, used, digest = output_of(started(MEMORY, [str(self.log), cores, HYPER, BATCH]))
-        self.add("memory: k examples/s", cores, self.options.examples / seconds / 1e3)
-        self.add("memory: CPU s", cores, used)
-        return str(digest)
+        examples = self.examples(cores) // SHARE[kind]
+        what = [kind, str(self.log(examples)), cores, HYPER, 4096 if kind == "deepfm" else BATCH]
+        seconds, used, learned, logloss, digest = output_of(started(MEMORY, what))
+        check(learned == examples, f"{kind}: {learned} of {examples} examples were learned")
+        self.same(round(logloss, 2) if kind == "deepfm" else digest, kind, examples)
+        self.add(f"{kind}: k examples/s", cores, examples / seconds / 1e3)
+        self.add(f"{kind}: CPU s", cores, used)
 
-    def table(self, cores: int) -> str:
+    def fm(self, cores: int) -> None:
+        """Measure the same of a factorization machine."""
+        self.memory(cores, "fm")
+
+    def deepfm(self, cores: int) -> None:
+        """Measure the same of DeepFM."""
+        self.memory(cores, "deepfm")
+
+    def table(self, cores: int) -> None:
         """Measure pulls and pushes, and the reading of lines."""
-        calls = 16
-        found, digest, used = output_of(started(TABLE, [self.options.rows, cores, KEYS, calls]))
-        for name, seconds in found.items():
+        calls = 16 * (cores if self.options.weak else 1)
+        found, digest, size = output_of(started(TABLE, [self.options.rows, cores, KEYS, calls]))
+        self.same(digest, "table", calls)
+        for name, (seconds, used) in found.items():
             self.add(f"table, {name}: M keys/s", cores, calls * KEYS / seconds / 1e6)
-        native, lines = compiled(self.folder), used // 64
+            self.add(f"table, {name}: CPU s", cores, used)
+        native, lines = compiled(self.folder), size // 64
         memory = np.ones((lines, 16), np.float32)
         hashes = np.random.default_rng(4).integers(0, 2**64, (cores, KEYS), dtype=np.uint64)
 
         def read(own: np.ndarray) -> None:
-            for _ in range(calls):
+            for _ in range(16):
                 native.lines(pointer(memory), ctypes.c_uint64(lines), pointer(own), ctypes.c_uint64(KEYS), 0)
 
         with concurrent.futures.ThreadPoolExecutor(cores) as pool:
             list(pool.map(read, hashes))
             start = time.perf_counter()
             list(pool.map(read, hashes))
-        self.add("raw lines: M lines/s", cores, cores * calls * KEYS / (time.perf_counter() - start) / 1e6)
-        return str(digest)
+        self.add("raw lines: M lines/s", cores, cores * 16 * KEYS / (time.perf_counter() - start) / 1e6)
 
-    def cluster(self, cores: int) -> str:
-        """Measure a pass by the workers of a cluster."""
-        workers = max(1, cores // 2)
-        with running(max(1, workers // 2), workers=workers) as one:
-            what = [one.address, workers, str(self.log), BATCH // workers, HYPER]
-            done = [output_of(child) for child in [started(WORKER, what) for _ in range(workers)]]
-        check(all(examples == self.options.examples for _, examples in done), "examples were lost")
-        self.add("cluster: k examples/s", cores, self.options.examples / max(seconds for seconds, _ in done) / 1e3)
-        return ""
+    def cluster(self, cores: int) -> None:
+        """Measure a pass by the workers of clusters."""
+        examples, own = self.examples(cores), max(1, cores // 2)
+        sizes = list(zip(self.options.servers or [max(1, own // 2)], self.options.workers or [own], strict=True))
+        for servers, workers in sizes:
+            for batch_size in self.options.batch_sizes:
+                for name in self.options.consistency:
+                    what = str(self.log(examples)), batch_size, HYPER, CONSISTENCIES[name]
+                    self.fit(cores, examples, servers, workers, name, what)
+
+    def fit(self, cores: int, examples: int, servers: int, workers: int, name: str, what: tuple[Any, ...]) -> None:
+        """Measure one fit on a cluster of its own."""
+        with running(servers, workers=workers, threads=self.options.server_threads) as one:
+            pids = [child.process.pid for child in one.servers]
+            before = [cpu_seconds(pid) for pid in pids]
+            children = [started(WORKER, [one.address, workers, *what]) for _ in range(workers)]
+            seconds, used, learned, losses, digests = zip(*map(output_of, children), strict=True)
+            served = [cpu_seconds(pid) - spent for pid, spent in zip(pids, before, strict=True)]
+        check(set(learned) == {examples}, f"{learned} of {examples} examples were learned")
+        if workers == 1 or name == "BSP":
+            self.same(set(digests), "" if name == "BSP" else self.build + name, workers, examples, what[1])
+        where = f"{servers} + {workers}, {name}, batches of {what[1]:,}"
+        self.add(f"{where}: k examples/s", cores, examples / max(seconds) / 1e3)
+        self.add(f"{where}: log-loss", cores, losses[0])
+        self.add(f"{where}: workers CPU s", cores, sum(used))
+        self.add(f"{where}: servers CPU s", cores, sum(served))
+
+    def command(self, cores: int) -> None:
+        """Measure whole commands that launch a cluster."""
+        examples, output = self.examples(cores), self.folder / "model"
+        for batch_size in self.options.batch_sizes:
+            for name in self.options.consistency:
+                more = "--threads", 1, "--cluster", "--consistency", CONSISTENCIES[name]
+                line = self.train(self.log(examples), output, batch_size, *more)
+                seconds, used = processes([*command("launch", "--servers", 1, "--workers", 1, "--"), *line])
+                self.same(self.digest(output), self.build, "command", name, examples, batch_size)
+                where = f"command, {name}, batches of {batch_size:,}"
+                self.add(f"{where}: k examples/s", cores, examples / seconds / 1e3)
+                self.add(f"{where}: CPU s", cores, sum(used))
+                self.add(f"{where}: busiest process CPU s", cores, used[-1])
+                self.add(f"{where}: time / CPU of the busiest", cores, seconds / used[-1])
+
+
+def report(found: dict[str, dict[int, list[float]]], cores: list[int]) -> None:
+    """Print the rows of a kind, and the efficiency behind each rate."""
+    for title, rounds in found.items():
+        digits = 5 if title.endswith("log-loss") else 0 if title.endswith("/s") else 2
+        cells = [spread(rounds[c], digits) if c in rounds else "" for c in cores]
+        print(f"| {title} | " + " | ".join(cells) + " |", flush=True)
+        if title.endswith("/s") and len(rounds) > 1:
+            rates = {c: statistics.median(some) / c for c, some in rounds.items()}
+            cells = [f"{rates[c] / rates[min(rates)]:.2f}" if c in rates else "" for c in cores]
+            print(f"| {title.rpartition(':')[0]}: efficiency | " + " | ".join(cells) + " |")
 
 
 def main() -> None:
@@ -165,27 +323,33 @@ def main() -> None:
     powers = [1 << k for k in range(len(usable).bit_length())]
     parser.add_argument("--cores", type=int, nargs="+", default=powers)
     parser.add_argument("--examples", type=int, default=1_000_000)
+    parser.add_argument("--weak", action="store_true", help="so many examples for each core")
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=("text", "memory", "table", "cluster"))
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--servers", type=int, nargs="+", help="of each cluster")
+    parser.add_argument("--workers", type=int, nargs="+", help="of each cluster")
+    parser.add_argument("--server-threads", type=int, default=1)
+    parser.add_argument("--consistency", nargs="+", choices=CONSISTENCIES, default=list(CONSISTENCIES))
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[4096, BATCH], help="of a cluster's worker")
+    parser.add_argument("--peer", metavar="DIR", help="the directory `python` of another build, for its processes")
     options = parser.parse_args()
+    if len(options.servers or [0]) != len(options.workers or [0]):
+        parser.error("--servers and --workers: as many numbers of both")
+    own, builds = os.environ.get("PYTHONPATH", ""), [""] if options.peer is None else ["peer: ", "shoal: "]
     with tempfile.TemporaryDirectory(prefix="shoal-scaling-") as name:
         bench = Bench(options, Path(name))
-        write(bench.log, options.examples)
         print("| | " + " | ".join(counted(cores, "core") for cores in options.cores) + " |")
         print("|---" * (len(options.cores) + 1) + "|")
-        for kind in options.only or ("text", "memory", "table", "cluster"):
-            equal = set()
+        for kind in options.only:
             for _ in range(options.rounds):
                 for cores in options.cores:
-                    os.sched_setaffinity(0, usable[:cores])  # children inherit it
-                    equal.add(getattr(bench, kind)(cores))
-                    os.sched_setaffinity(0, usable)
-            check(len(equal) == 1, f"{kind}: the number of threads changes bits")
-            for title, by_cores in bench.found.items():
-                digits = 2 if title.endswith(" s") else 0
-                cells = [spread(by_cores[cores], digits) if cores in by_cores else "" for cores in options.cores]
-                print(f"| {title} | " + " | ".join(cells) + " |", flush=True)
+                    for bench.build in builds:
+                        os.environ["PYTHONPATH"] = options.peer if bench.build == "peer: " else own
+                        os.sched_setaffinity(0, usable[:cores])  # children inherit it
+                        getattr(bench, kind)(cores)
+                        os.sched_setaffinity(0, usable)
+            report(bench.found, options.cores)
             bench.found.clear()
     print(f"\nshoal {shoal.__version__}, {conditions()}")
 
