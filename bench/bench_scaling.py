@@ -39,7 +39,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from itertools import islice
+from collections.abc import Callable
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ BATCH = 16384
 KEYS = 1 << 20
 SHARE = {"memory": 1, "fm": 4, "deepfm": 20}  # of the examples: one in so many
 CONSISTENCIES = {"BSP": "bsp", "SSP(2)": "ssp:2", "ASP": "asp"}
+Case = Callable[[], None]
 KINDS = ("text", "memory", "fm", "deepfm", "table", "cluster", "command")
 
 MEMORY = """
@@ -177,6 +180,7 @@ class Bench:
         self.found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.bits: dict[tuple[object, ...], object] = {}
         self.build = ""
+        self.chosen = [(name, CONSISTENCIES[name]) for name in options.consistency]
         most = self.examples(max(options.cores))
         write(self.log(most), most)
 
@@ -191,6 +195,13 @@ class Bench:
             with most.open("rb") as whole, path.open("wb") as part:
                 part.writelines(islice(whole, examples))
         return path
+
+    def cases(self, kind: str, cores: int) -> list[Case]:
+        """Return the measurements of a kind, each of which takes turns with that of another build."""
+        several: dict[str, Callable[[int], list[Case]]] = {"cluster": self.cluster, "command": self.command}
+        if kind in several:
+            return several[kind](cores)
+        return [partial(self.memory, cores, kind) if kind in SHARE else partial(getattr(self, kind), cores)]
 
     def add(self, title: str, cores: int, figure: float) -> None:
         """Record a figure."""
@@ -221,7 +232,7 @@ class Bench:
             self.add(f"{title}: CPU s", cores, used)
             self.same(self.digest(output), "text", examples)
 
-    def memory(self, cores: int, kind: str = "memory") -> None:
+    def memory(self, cores: int, kind: str) -> None:
         """Measure a pass over batches in memory."""
         examples = self.examples(cores) // SHARE[kind]
         what = [kind, str(self.log(examples)), cores, HYPER, 4096 if kind == "deepfm" else BATCH]
@@ -230,14 +241,6 @@ class Bench:
         self.same(round(logloss, 2) if kind == "deepfm" else digest, kind, examples)
         self.add(f"{kind}: k examples/s", cores, examples / seconds / 1e3)
         self.add(f"{kind}: CPU s", cores, used)
-
-    def fm(self, cores: int) -> None:
-        """Measure the same of a factorization machine."""
-        self.memory(cores, "fm")
-
-    def deepfm(self, cores: int) -> None:
-        """Measure the same of DeepFM."""
-        self.memory(cores, "deepfm")
 
     def table(self, cores: int) -> None:
         """Measure pulls and pushes, and the reading of lines."""
@@ -261,15 +264,16 @@ class Bench:
             list(pool.map(read, hashes))
         self.add("raw lines: M lines/s", cores, cores * 16 * KEYS / (time.perf_counter() - start) / 1e6)
 
-    def cluster(self, cores: int) -> None:
-        """Measure a pass by the workers of clusters."""
+    def cluster(self, cores: int) -> list[Case]:
+        """Return the measurements of a pass by the workers of clusters."""
         examples, own = self.examples(cores), max(1, cores // 2)
         sizes = list(zip(self.options.servers or [max(1, own // 2)], self.options.workers or [own], strict=True))
-        for servers, workers in sizes:
-            for batch_size in self.options.batch_sizes:
-                for name in self.options.consistency:
-                    what = str(self.log(examples)), batch_size, HYPER, CONSISTENCIES[name]
-                    self.fit(cores, examples, servers, workers, name, what)
+        return [
+            partial(self.fit, cores, examples, *size, name, (str(self.log(examples)), batch_size, HYPER, consistency))
+            for size in sizes
+            for batch_size in self.options.batch_sizes
+            for name, consistency in self.chosen
+        ]
 
     def fit(self, cores: int, examples: int, servers: int, workers: int, name: str, what: tuple[Any, ...]) -> None:
         """Measure one fit on a cluster of its own."""
@@ -288,20 +292,26 @@ class Bench:
         self.add(f"{where}: workers CPU s", cores, sum(used))
         self.add(f"{where}: servers CPU s", cores, sum(served))
 
-    def command(self, cores: int) -> None:
-        """Measure whole commands that launch a cluster."""
+    def command(self, cores: int) -> list[Case]:
+        """Return the measurements of whole commands that launch a cluster."""
+        return [
+            partial(self.launch, cores, batch_size, name, consistency)
+            for batch_size in self.options.batch_sizes
+            for name, consistency in self.chosen
+        ]
+
+    def launch(self, cores: int, batch_size: int, name: str, consistency: str) -> None:
+        """Measure one command."""
         examples, output = self.examples(cores), self.folder / "model"
-        for batch_size in self.options.batch_sizes:
-            for name in self.options.consistency:
-                more = "--threads", 1, "--cluster", "--consistency", CONSISTENCIES[name]
-                line = self.train(self.log(examples), output, batch_size, *more)
-                seconds, used = processes([*command("launch", "--servers", 1, "--workers", 1, "--"), *line])
-                self.same(self.digest(output), self.build, "command", name, examples, batch_size)
-                where = f"command, {name}, batches of {batch_size:,}"
-                self.add(f"{where}: k examples/s", cores, examples / seconds / 1e3)
-                self.add(f"{where}: CPU s", cores, sum(used))
-                self.add(f"{where}: busiest process CPU s", cores, used[-1])
-                self.add(f"{where}: time / CPU of the busiest", cores, seconds / used[-1])
+        more = "--threads", 1, "--cluster", "--consistency", consistency
+        line = self.train(self.log(examples), output, batch_size, *more)
+        seconds, used = processes([*command("launch", "--servers", 1, "--workers", 1, "--"), *line])
+        self.same(self.digest(output), self.build, "command", name, examples, batch_size)
+        where = f"command, {name}, batches of {batch_size:,}"
+        self.add(f"{where}: k examples/s", cores, examples / seconds / 1e3)
+        self.add(f"{where}: CPU s", cores, sum(used))
+        self.add(f"{where}: busiest process CPU s", cores, used[-1])
+        self.add(f"{where}: time / CPU of the busiest", cores, seconds / used[-1])
 
 
 def report(found: dict[str, dict[int, list[float]]], cores: list[int]) -> None:
@@ -344,11 +354,12 @@ def main() -> None:
         for kind in options.only:
             for _ in range(options.rounds):
                 for cores in options.cores:
-                    for bench.build in builds:
-                        os.environ["PYTHONPATH"] = options.peer if bench.build == "peer: " else own
-                        os.sched_setaffinity(0, usable[:cores])  # children inherit it
-                        getattr(bench, kind)(cores)
-                        os.sched_setaffinity(0, usable)
+                    os.sched_setaffinity(0, usable[:cores])  # children inherit it
+                    for case, build in product(bench.cases(kind, cores), builds):
+                        os.environ["PYTHONPATH"] = options.peer if build == "peer: " else own
+                        bench.build = build
+                        case()
+                    os.sched_setaffinity(0, usable)
             report(bench.found, options.cores)
             bench.found.clear()
     print(f"\nshoal {shoal.__version__}, {conditions()}")
