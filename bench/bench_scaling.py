@@ -23,6 +23,9 @@ cluster   the fit of workers of one thread each on shares of the text, under BSP
 command   `shoal launch --servers 1 --workers 1 -- shoal train lr --cluster` as a whole command: its time divided by the
           CPU time of its busiest process
 
+network   one server and one worker without links, and each behind a link of 10 and of 1 Gbit/s (needs root): with
+          filters, and under ASP with a cache
+
 Checks: every example was learned once. The same examples give the same bits for each number of cores and in each round,
 except in a cluster of several workers under SSP and ASP, and of DeepFM, whose products torch cuts by its threads.
 """
@@ -52,16 +55,25 @@ import shoal
 from bench_cluster_lr import output_of, started
 from bench_text_to_model import compiled, pointer, process, write
 from bench_vw import HYPER
-from figures import check, conditions, cpu_seconds, spread
+from figures import check, conditions, spread
+from network import inside, placed
 from shoal.base.plural import counted
-from shoal.cluster.launch.local_cluster import running
 
 BATCH = 16384
 KEYS = 1 << 20
 SHARE = {"memory": 1, "fm": 4, "deepfm": 20}  # of the examples: one in so many
 CONSISTENCIES = {"BSP": "bsp", "SSP(2)": "ssp:2", "ASP": "asp"}
 Case = Callable[[], None]
-KINDS = ("text", "memory", "fm", "deepfm", "table", "cluster", "command")
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {  # filters and cache
+    "": ({}, None),
+    "key caching": ({"key_caching": True}, None),
+    "zeros": ({"zeros": True}, None),
+    "bfloat16": ({"gradients": "bfloat16", "weights": "bfloat16"}, None),
+    "all three": ({"key_caching": True, "zeros": True, "gradients": "bfloat16", "weights": "bfloat16"}, None),
+    "cache": ({}, {"rows": 2_000_000, "staleness": 8}),
+}
+EXACT = ("", "key caching", "zeros")
+KINDS = ("text", "memory", "fm", "deepfm", "table", "cluster", "command", "network")
 
 MEMORY = """
 import json, sys, time
@@ -119,19 +131,26 @@ with shoal.local(threads=threads) as store:
 WORKER = """
 import json, sys, time
 import shoal
-address, workers, path, batch_size, hyper, consistency = json.loads(sys.argv[1])
-with shoal.connect(address, workers=workers, threads=1, timeout=300, consistency=consistency) as store:
+from figures import cpu_seconds
+address, workers, servers, path, batch_size, hyper, consistency, filters, cache = json.loads(sys.argv[1])
+how = {"filters": shoal.Filters(**filters)} if filters else {}
+if cache:
+    how["cache"] = shoal.Cache(**cache)
+with shoal.connect(address, workers=workers, threads=1, timeout=300, consistency=consistency, **how) as store:
     model = shoal.LogisticRegression(shoal.FTRL(**hyper), store=store)
     share = shoal.read_criteo(path, batch_size=batch_size).split(store.rank, workers)
     store.barrier()
-    start, used = time.perf_counter(), time.process_time()
+    start, used, served = time.perf_counter(), time.process_time(), list(map(cpu_seconds, servers))
+    before = store.metrics()
     model.fit(share, progress=False)
-    used = time.process_time() - used
+    used, after = time.process_time() - used, store.metrics()
+    sent = sum(after[name] - before[name] for name in ("bytes_sent", "bytes_received"))
     store.barrier()
     seconds = time.perf_counter() - start
+    served = [cpu_seconds(pid) - spent for pid, spent in zip(servers, served)]
     digest = model.table.digest()
     store.barrier()
-    print(json.dumps([seconds, used, model.examples, model.history.passes[-1].metrics.logloss, digest]))
+    print(json.dumps([seconds, used, served, sent, model.examples, model.history.passes[-1].metrics.logloss, digest]))
 """
 
 
@@ -199,6 +218,7 @@ class Bench:
     def cases(self, kind: str, cores: int) -> list[Case]:
         """Return the measurements of a kind, each of which takes turns with that of another build."""
         several: dict[str, Callable[[int], list[Case]]] = {"cluster": self.cluster, "command": self.command}
+        several["network"] = self.network
         if kind in several:
             return several[kind](cores)
         return [partial(self.memory, cores, kind) if kind in SHARE else partial(getattr(self, kind), cores)]
@@ -275,22 +295,47 @@ class Bench:
             for name, consistency in self.chosen
         ]
 
-    def fit(self, cores: int, examples: int, servers: int, workers: int, name: str, what: tuple[Any, ...]) -> None:
+    def network(self, cores: int) -> list[Case]:
+        """Return the measurements of one server and one worker behind links."""
+        examples = self.examples(cores)
+        return [
+            partial(self.fit, cores, examples, 1, 1, name, what, (rate, way))
+            for batch_size in self.options.batch_sizes
+            for name, consistency in self.chosen
+            for what in [(str(self.log(examples)), batch_size, HYPER, consistency)]
+            for rate in (None, *self.options.rates)
+            for way in WAYS
+            if consistency == "asp" or WAYS[way][1] is None
+        ]
+
+    def fit(
+        self,
+        cores: int,
+        examples: int,
+        servers: int,
+        workers: int,
+        name: str,
+        what: tuple[Any, ...],
+        link: tuple[str | None, str] = (None, ""),
+    ) -> None:
         """Measure one fit on a cluster of its own."""
-        with running(servers, workers=workers, threads=self.options.server_threads) as one:
-            pids = [child.process.pid for child in one.servers]
-            before = [cpu_seconds(pid) for pid in pids]
-            children = [started(WORKER, [one.address, workers, *what]) for _ in range(workers)]
-            seconds, used, learned, losses, digests = zip(*map(output_of, children), strict=True)
-            served = [cpu_seconds(pid) - spent for pid, spent in zip(pids, before, strict=True)]
+        rate, way = link
+        with placed(servers, workers, self.options.server_threads, rate) as (address, pids, places):
+            children = []
+            for place in places:
+                with inside(place):
+                    children.append(started(WORKER, [address, workers, pids, *what, *WAYS[way]]))
+            seconds, used, served, sent, learned, losses, digests = zip(*map(output_of, children), strict=True)
         check(set(learned) == {examples}, f"{learned} of {examples} examples were learned")
-        if workers == 1 or name == "BSP":
+        if (workers == 1 or name == "BSP") and way in EXACT:
             self.same(set(digests), "" if name == "BSP" else self.build + name, workers, examples, what[1])
-        where = f"{servers} + {workers}, {name}, batches of {what[1]:,}"
+        where = ", ".join(filter(None, (f"{servers} + {workers}", name, f"batches of {what[1]:,}", rate, way)))
         self.add(f"{where}: k examples/s", cores, examples / max(seconds) / 1e3)
         self.add(f"{where}: log-loss", cores, losses[0])
         self.add(f"{where}: workers CPU s", cores, sum(used))
-        self.add(f"{where}: servers CPU s", cores, sum(served))
+        self.add(f"{where}: servers CPU s", cores, max(map(sum, served)))
+        if rate or way:
+            self.add(f"{where}: bytes an example", cores, sum(sent) / examples)
 
     def command(self, cores: int) -> list[Case]:
         """Return the measurements of whole commands that launch a cluster."""
@@ -336,17 +381,19 @@ def main() -> None:
     parser.add_argument("--weak", action="store_true", help="so many examples for each core")
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS[:-1])
     parser.add_argument("--servers", type=int, nargs="+", help="of each cluster")
     parser.add_argument("--workers", type=int, nargs="+", help="of each cluster")
     parser.add_argument("--server-threads", type=int, default=1)
     parser.add_argument("--consistency", nargs="+", choices=CONSISTENCIES, default=list(CONSISTENCIES))
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[4096, BATCH], help="of a cluster's worker")
+    parser.add_argument("--rates", nargs="+", default=["10gbit", "1gbit"], help="of links")
     parser.add_argument("--peer", metavar="DIR", help="the directory `python` of another build, for its processes")
     options = parser.parse_args()
     if len(options.servers or [0]) != len(options.workers or [0]):
         parser.error("--servers and --workers: as many numbers of both")
-    own, builds = os.environ.get("PYTHONPATH", ""), [""] if options.peer is None else ["peer: ", "shoal: "]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)]))
+    own, builds = os.environ["PYTHONPATH"], [""] if options.peer is None else ["peer: ", "shoal: "]
     with tempfile.TemporaryDirectory(prefix="shoal-scaling-") as name:
         bench = Bench(options, Path(name))
         print("| | " + " | ".join(counted(cores, "core") for cores in options.cores) + " |")
@@ -356,7 +403,7 @@ def main() -> None:
                 for cores in options.cores:
                     os.sched_setaffinity(0, usable[:cores])  # children inherit it
                     for case, build in product(bench.cases(kind, cores), builds):
-                        os.environ["PYTHONPATH"] = options.peer if build == "peer: " else own
+                        os.environ["PYTHONPATH"] = f"{options.peer}{os.pathsep}{own}" if build == "peer: " else own
                         bench.build = build
                         case()
                     os.sched_setaffinity(0, usable)
