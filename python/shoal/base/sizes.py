@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them.
+"""Sizes in bytes and rates of networks, as people write them.
 
 Threads: no state.
 """
@@ -8,6 +8,7 @@ import re
 from shoal.base.scalars import plain
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
+_BITS = re.compile(r"(\d+(?:\.\d+)?) ?([kmg])bit(?:/s)?", re.IGNORECASE)
 
 
 def memory_bytes(memory: object) -> int:
@@ -31,3 +32,11 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is not a size: write it as 8GiB, 512M or 100000")
     number, unit = found.groups()
     return int(float(number) * 1024 ** (" kmgt".index((unit or " ").lower())))
+
+
+def parse_bandwidth(text: str) -> float:
+    """Parse the rate of a network into bytes a second: 10Gbit, 1.5 Gbit/s or 100Mbit; units are powers of 1000."""
+    found = _BITS.fullmatch(text.strip())
+    if found is None or float(found[1]) == 0:
+        raise ValueError(f"{text!r} is not the rate of a network: write it as 10Gbit or 100Mbit")
+    return float(found[1]) * 1000.0 ** (" kmg".index(found[2].lower())) / 8

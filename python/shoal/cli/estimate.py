@@ -1,4 +1,4 @@
-"""``shoal estimate``: memory, servers, disk and time of a planned table."""
+"""``shoal estimate``: memory, servers, disk and time of a planned table, and the rate of a job that trains it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from shoal.base.defaults import BATCH_SIZE
 from shoal.base.machine import local_path
+from shoal.base.plural import counted
 from shoal.base.settings import Setting
-from shoal.base.sizes import memory_bytes
+from shoal.base.sizes import memory_bytes, parse_bandwidth
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command, Output
 from shoal.config import Count, Dir, File, Number, Replicas, Size, Slots, Threads
 
 if TYPE_CHECKING:
     from shoal.optim import Optimizer
+    from shoal.tools.jobs import JobEstimate, JobRates
     from shoal.tools.sizing import Estimate as Plan
-    from shoal.tools.sizing import Rates, TierEstimate
+    from shoal.tools.sizing import TierEstimate
 
 EXAMPLES = """\
 examples:
@@ -25,6 +28,7 @@ examples:
   $ shoal estimate --keys 1e9 --examples 4e9 --features 39 --memory 64GiB
   $ shoal estimate --keys 1e9 --dim 16 --servers 6 --replicas 1
   $ shoal estimate --keys 1e9 --dim 16 --optimizer adagrad --tier 16GiB
+  $ shoal estimate --keys 1e8 --servers 2 --workers 8 --batch-size 4096 --consistency ssp:2 --network 10Gbit
   $ shoal estimate --keys 1e8 --json > rates.json; shoal estimate --keys 1e9 --rates rates.json
 
 Memory and the size of checkpoints are computed. Times are computed from rates, which the command measures on this
@@ -52,6 +56,12 @@ OptimizerName = Annotated[
 ]
 Keys = Annotated[int, "number of rows, such as 2e9", Setting(ge=0, le=10**15, metavar="N")]
 Dim = Annotated[Count, "weights per row"]
+Consistency = Annotated[str, "bsp, ssp:N or asp", Setting(metavar="RULE", check="shoal.consistency:parse_consistency")]
+Network = Annotated[
+    str | None,
+    "rate of each process's connection, such as 10Gbit (default: the network takes no time)",
+    Setting(metavar="RATE", check="shoal.base.sizes:parse_bandwidth"),
+]
 Directory = Annotated[Dir | None, "directory on the disk of the checkpoints (default: that of temporary files)"]
 
 
@@ -78,6 +88,27 @@ class Estimate(Output, frozen=True, kw_only=True):
     ] = True
     dir: Directory = None
     threads: Threads = None
+    workers: Annotated[
+        Count | None, "estimate the rate of a job that trains a linear model with so many workers on text"
+    ] = None
+    batch_size: Annotated[Count, "examples of a worker's batch"] = BATCH_SIZE
+    consistency: Consistency = "bsp"
+    distinct: Annotated[
+        float, "share of a batch's features that are different keys", Setting(gt=0, le=1, metavar="SHARE")
+    ] = 1.0
+    network: Network = None
+    cores: Annotated[Count | None, "cores that all processes share (default: every thread has one)"] = None
+
+
+_BOUNDS = {
+    "parsing": "parsing at the workers",
+    "sorting": "sorting at the workers",
+    "learning": "learning at the workers",
+    "servers": "the servers",
+    "network": "the network",
+    "cores": "the cores",
+    "chain": "that the steps of a clock follow one another",
+}
 
 
 def estimate(options: Estimate) -> Answer:
@@ -101,20 +132,78 @@ def estimate(options: Estimate) -> Answer:
         "tier": None if options.tier is None else memory_bytes(options.tier),
     }
     plan = sizing.estimate(options.keys, **table, **job)  # bad arguments are reported before anything is measured
+    _check_job(options)
     rates = None
     if options.rates is not None:
-        rates = _rates_of(options.rates)
+        from shoal.tools.sizing import Rates
+
+        rates = _rates_of(options.rates, Rates, "rates")
     elif options.measure and options.tier is None:
         if options.dir is not None and not local_path(options.dir).is_dir():
             raise ValueError(f"--dir {options.dir}: there is no such directory")
         rates = sizing.measure_rates(**table, threads=options.threads, directory=options.dir)
     if rates is not None:
         plan = sizing.estimate(options.keys, **table, **job, rates=rates)
-    return Answer(_summary(plan, options, memory), _facts(plan, memory))
+    told, facts = _summary(plan, options, memory), {**msgspec.to_builtins(plan), "memory": memory}
+    if options.workers is not None:
+        job_plan = _job(options, rule, plan.servers)
+        told, facts = f"{told}\n{_job_summary(job_plan, options, plan.servers)}", facts | {"job": job_plan}
+    return Answer(told, msgspec.to_builtins(facts))
 
 
-def _facts(plan: Plan, memory: int | None) -> dict[str, Any]:
-    return {**msgspec.to_builtins(plan), "memory": memory}
+def _check_job(options: Estimate) -> None:
+    """Raise ValueError if no rate can be estimated of the job that the options describe."""
+    if options.workers is None:
+        for name in ("network", "cores"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name} describes a job: pass --workers, too")
+    elif options.dim != 1 or options.tier is not None:
+        raise ValueError(
+            "--workers: the rate of a job is estimated for linear models in memory: leave out --dim, --tier"
+        )
+    elif options.rates is None and not options.measure:
+        raise ValueError("--workers: the rate of a job follows from measured rates: leave out --no-measure")
+
+
+def _job(options: Estimate, rule: Optimizer, servers: int) -> JobEstimate:
+    from shoal.tools import jobs
+
+    assert options.workers is not None
+    shape: dict[str, Any] = {name: getattr(options, name) for name in ("batch_size", "features", "distinct")}
+    if options.rates is not None:
+        rates: JobRates = _rates_of(options.rates, jobs.JobRates, "job", "rates")
+    else:
+        rates = jobs.measure_job_rates(optimizer=rule, **shape)
+    return jobs.estimate_job(
+        rates,
+        workers=options.workers,
+        servers=servers,
+        consistency=options.consistency,
+        examples=options.examples,
+        keys=options.keys,
+        bandwidth=None if options.network is None else parse_bandwidth(options.network),
+        cores=options.cores,
+        **shape,
+    )
+
+
+def _job_summary(job: JobEstimate, options: Estimate, servers: int) -> str:
+    assert options.workers is not None
+    workers, wanted = counted(options.workers, "worker"), job.servers_wanted
+    keep_up = (
+        "batches are too small for servers to keep up with"
+        if wanted is None
+        else (f"{counted(wanted, 'server')} {'keeps' if wanted == 1 else 'keep'} up with")
+    )
+    shares = job.worker_share, job.server_share, job.network_share
+    where = f"{workers} and {counted(servers, 'server')} under {options.consistency}"
+    clock = f"{1e3 * job.clock_seconds:,.1f} ms a clock"
+    return (
+        f"    job         {job.examples_per_second:,.0f} examples/s with {where}, {clock}\n"
+        f"                {keep_up} {workers}; the bound is {_BOUNDS[job.bound]}\n"
+        f"                what follows one another: {shares[0]:.0%} learning, {shares[1]:.0%} servers, "
+        f"{shares[2]:.0%} network"
+    )
 
 
 def _summary(plan: Plan, options: Estimate, memory: int | None) -> str:
@@ -193,22 +282,24 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _rates_of(file: str) -> Rates:
-    import msgspec
-
-    from shoal.tools.sizing import Rates
-
+def _rates_of(file: str, kind: Any, *names: str) -> Any:
     try:
         facts = msgspec.json.decode(local_path(file).read_bytes())
-        return Rates(**facts["rates"])
+        for name in names:
+            facts = facts[name]
+        return kind(**facts)
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} has no rates ({error}): write it with `shoal estimate --keys N --json`") from None
+        with_workers = " --workers N" if "job" in names else ""
+        raise ValueError(
+            f"{file} has no rates{' of a job' if with_workers else ''} ({error}): write it with "
+            f"`shoal estimate --keys N{with_workers} --json`"
+        ) from None
 
 
 COMMANDS = (
     Command(
         "estimate",
-        "Estimate the memory, servers, disk space and time of a planned table.",
+        "Estimate the memory, servers, disk space and time of a planned table, and the rate of a job.",
         EXAMPLES,
         Estimate,
         estimate,

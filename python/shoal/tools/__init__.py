@@ -7,6 +7,10 @@ from shoal.base.lazy import lazy
 if TYPE_CHECKING:
     from shoal.base.logs import configure_logging as configure_logging
     from shoal.tools import convert as convert
+    from shoal.tools.jobs import JobEstimate as JobEstimate
+    from shoal.tools.jobs import JobRates as JobRates
+    from shoal.tools.jobs import estimate_job as estimate_job
+    from shoal.tools.jobs import measure_job_rates as measure_job_rates
     from shoal.tools.reports import report as report
     from shoal.tools.sizing import Estimate as Estimate
     from shoal.tools.sizing import Rates as Rates
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 _NAMES_OF = {
     "": "convert",
     "shoal.base.logs": "configure_logging",
+    "shoal.tools.jobs": "JobEstimate JobRates estimate_job measure_job_rates",
     "shoal.tools.reports": "report",
     "shoal.tools.sizing": "Estimate Rates TierEstimate estimate measure_rates",
 }
