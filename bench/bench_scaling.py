@@ -22,9 +22,10 @@ cluster   the fit of workers of one thread each on shares of the text, under BSP
           CPU s is that of all workers in their fits, and of all servers
 command   `shoal launch --servers 1 --workers 1 -- shoal train lr --cluster` as a whole command: its time divided by the
           CPU time of its busiest process
-
+skew      4 servers, 2 workers in batches of 8,192 examples whose 39 keys are drawn by Zipf's law with exponent 1.2, so
+          that one key is a sixth of all: CPU time, bytes and rows of the busiest server, divided by those of the mean
 network   one server and one worker without links, and each behind a link of 10 and of 1 Gbit/s (needs root): with
-          filters, and under ASP with a cache
+          filters, and under ASP with a cache; not by default
 
 Checks: every example was learned once. The same examples give the same bits for each number of cores and in each round,
 except in a cluster of several workers under SSP and ASP, and of DeepFM, whose products torch cuts by its threads.
@@ -53,11 +54,14 @@ import psutil
 
 import shoal
 from bench_cluster_lr import output_of, started
+from bench_monitoring import counted as counted_at
+from bench_monitoring import ports_of
 from bench_text_to_model import compiled, pointer, process, write
 from bench_vw import HYPER
-from figures import check, conditions, spread
+from figures import check, conditions, cpu_seconds, spread
 from network import inside, placed
 from shoal.base.plural import counted
+from shoal.cluster.launch.local_cluster import running
 
 BATCH = 16384
 KEYS = 1 << 20
@@ -73,7 +77,12 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {  # filters and
     "cache": ({}, {"rows": 2_000_000, "staleness": 8}),
 }
 EXACT = ("", "key caching", "zeros")
-KINDS = ("text", "memory", "fm", "deepfm", "table", "cluster", "command", "network")
+KINDS = ("text", "memory", "fm", "deepfm", "table", "cluster", "command", "skew", "network")
+COUNTERS = {  # of a server
+    "bytes": ("shoal_server_bytes_in_total", "shoal_server_bytes_out_total"),
+    "rows pulled and pushed": ("shoal_table_rows_pulled_total", "shoal_table_rows_pushed_total"),
+    "rows": ("shoal_server_rows",),
+}
 
 MEMORY = """
 import json, sys, time
@@ -153,6 +162,26 @@ with shoal.connect(address, workers=workers, threads=1, timeout=300, consistency
     print(json.dumps([seconds, used, served, sent, model.examples, model.history.passes[-1].metrics.logloss, digest]))
 """
 
+SKEW = """
+import json, sys
+import numpy as np
+import shoal
+address, rank, examples, consistency = json.loads(sys.argv[1])
+random = np.random.default_rng([7, rank])
+indptr = np.arange(0, 39 * 8192 + 1, 39)
+batches, first, distinct = [], 0, 0
+for _ in range(examples // 16384):
+    keys = np.minimum(random.zipf(1.2, 39 * 8192), 10_000_000).astype(np.uint64)
+    batches.append(shoal.Batch((keys[::39] == 1).astype(np.float32), indptr, keys, None))
+    first, distinct = first + (keys == 1).mean(), distinct + len(np.unique(keys)) / len(keys)
+with shoal.connect(address, workers=2, rank=rank, threads=1, timeout=300, consistency=consistency) as store:
+    model = shoal.LogisticRegression(shoal.FTRL(alpha=0.01), store=store)
+    store.barrier()
+    model.fit(batches, progress=False)
+    store.barrier()
+    print(json.dumps([model.examples, first / len(batches), distinct / len(batches)]))
+"""
+
 
 def command(*arguments: object) -> list[str]:
     """Return the command `shoal` of this installation, with arguments."""
@@ -218,7 +247,7 @@ class Bench:
     def cases(self, kind: str, cores: int) -> list[Case]:
         """Return the measurements of a kind, each of which takes turns with that of another build."""
         several: dict[str, Callable[[int], list[Case]]] = {"cluster": self.cluster, "command": self.command}
-        several["network"] = self.network
+        several |= {"skew": self.skew, "network": self.network}
         if kind in several:
             return several[kind](cores)
         return [partial(self.memory, cores, kind) if kind in SHARE else partial(getattr(self, kind), cores)]
@@ -336,6 +365,26 @@ class Bench:
         self.add(f"{where}: servers CPU s", cores, max(map(sum, served)))
         if rate or way:
             self.add(f"{where}: bytes an example", cores, sum(sent) / examples)
+
+    def skew(self, cores: int) -> list[Case]:
+        """Return the measurements of servers under skewed keys."""
+        return [partial(self.skewed, cores, name, consistency) for name, consistency in self.chosen]
+
+    def skewed(self, cores: int, name: str, consistency: str) -> None:
+        """Measure how evenly servers are busy."""
+        with running(4, workers=2, metrics_port="*") as one:
+            ports, pids = ports_of(one)[1:], [child.process.pid for child in one.servers]
+            before = [cpu_seconds(pid) for pid in pids]
+            children = [started(SKEW, [one.address, k, self.examples(cores), consistency]) for k in range(2)]
+            examples, first, distinct = zip(*map(output_of, children), strict=True)
+            figures = {"CPU": [cpu_seconds(pid) - spent for pid, spent in zip(pids, before, strict=True)]}
+            for what, counters in COUNTERS.items():
+                figures[what] = [sum(counted_at(port, counter) for counter in counters) for port in ports]
+        check(set(examples) == {self.examples(cores) // 16384 * 16384}, "examples were lost")
+        self.add(f"skew, {name}: share of the first key", cores, first[0])
+        self.add(f"skew, {name}: share of distinct keys in a batch", cores, distinct[0])
+        for what, each in figures.items():
+            self.add(f"skew, {name}: {what}, busiest / mean", cores, max(each) / statistics.mean(each))
 
     def command(self, cores: int) -> list[Case]:
         """Return the measurements of whole commands that launch a cluster."""
