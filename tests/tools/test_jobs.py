@@ -51,6 +51,8 @@ def test_once_pulls_begin_early_a_clock_is_the_longest_side(consistency):
     half = clock_ms(workers=1, consistency=consistency, examples=25_600_000)
     assert half == pytest.approx((48 + 26) / 2)
     assert clock_ms(workers=1, consistency=consistency, examples=1_000_000) == pytest.approx(48)
+    # One of two workers is at the server for 21 of 48 ms; the other waits for it.
+    assert clock_ms(workers=2, consistency=consistency, examples=1_000_000) == pytest.approx(48 + 21 * 21 / 48)
 
 
 def test_rows_that_a_pass_creates_take_the_time_of_new_ones():
@@ -73,6 +75,7 @@ def test_processes_that_share_cores_take_at_least_their_cpu_time():
     spent = 2 * (10 + 20 + 26 + 2 * 11)
     assert clock_ms(workers=2, servers=2, cores=4, consistency="asp") == pytest.approx(spent / 4)
     assert clock_ms(workers=2, servers=2, cores=3, consistency="asp") == pytest.approx(1.2 * spent / 3)
+    assert clock_ms(workers=2, servers=2, cores=3) == pytest.approx(1.35 * 1.2 * spent / 3)
     assert clock_ms(workers=2, servers=2, cores=1000) == clock_ms(workers=2, servers=2)
 
 

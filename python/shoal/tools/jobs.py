@@ -10,10 +10,12 @@ which are different keys, W workers, S servers (a server of T threads counts as 
     wait            messages that travel, threads that wake up
 
 These follow one another: own, transfer, serve, wait. Under BSP all workers do so at the same time, hence a clock takes
-``own + max(1, W / S) transfer + W serve + wait``. Under SSP and ASP a worker waits for itself alone, and once pulls
-begin early, from 128 W n examples on, for nobody. A clock always takes at least the longest of the sides: parse, sort,
-own, W serve, the transfer of a server; and where all processes share c cores, the sum of all CPU time divided by c,
-which is a fifth more if there are more processes than cores.
+``own + max(1, W / S) transfer + W serve + wait``. Under SSP and ASP a worker waits for its own, and for those that are
+at the servers before it (mean value analysis of that queue); once pulls begin early, from 128 W n examples on, for
+nobody. A clock always takes at least the longest of the sides: parse, sort,
+own, W serve, the transfer of a server; and where all processes share c cores, the sum of all CPU time divided by c.
+With more processes than cores all CPU time is a fifth more, since they evict each other's rows; and under BSP a process
+that waits for a core makes all others wait: as if a third more was to be done (both measured: docs/sizing.md).
 
 Threads: no state. `measure_job_rates` starts a cluster of its own.
 """
@@ -49,7 +51,7 @@ _NEW = 0.3  # of the keys of a batch, as in the first pass over a click log
 _SMALL, _SMALL_CLOCKS, _ROUNDS = 32, 100, 3  # examples of a batch, batches of a pass that shows the cost of a clock
 _PARSED = 20_000  # examples
 _EARLY_CLOCKS = 128  # of all workers: early pulls begin (models/model.py)
-_CROWDED = 1.2  # times the CPU time where processes evict each other's rows: docs/sizing.md
+_CROWDED, _LOCKSTEP = 1.2, 1.35  # times the CPU time, and that of all cores under BSP, with more processes than cores
 _MOST_SERVERS = 1024
 
 
@@ -183,22 +185,32 @@ def estimate_job(
     given, rows = batch_size * features, batch_size * features * distinct
     new = min(1.0, keys / (examples * features * distinct)) if examples else 0.0
     row = (1 - new) / rates.touched_per_second + new / rates.created_per_second
-    parse, sort = given / rates.parsed_per_second, given / rates.sorted_per_second
-    own = given / rates.learned_per_second + rates.worker_clock_seconds
+    is_bulk = as_consistency(consistency).is_bulk
+    is_crowded = cores is not None and workers + servers > cores
+    slower = _CROWDED if is_crowded else 1.0
+    parse, sort = slower * given / rates.parsed_per_second, slower * given / rates.sorted_per_second
+    own = slower * (given / rates.learned_per_second + rates.worker_clock_seconds)
     transfer = 0.0 if bandwidth is None else rows * rates.bytes_per_key / bandwidth
 
     def served(count: int) -> float:
-        return rows / count * row + rates.server_clock_seconds
+        return slower * (rows / count * row + rates.server_clock_seconds)
 
     serve, busiest = served(servers), transfer * max(1.0, workers / servers)
     sides = {"parsing": parse, "sorting": sort, "learning": own, "servers": workers * serve, "network": busiest}
     if cores is not None:
-        crowded = _CROWDED if workers + servers > cores else 1.0
-        sides["cores"] = crowded * workers * (parse + sort + own + servers * serve) / cores
-    bulk = as_consistency(consistency).is_bulk
-    parts = [own, serve * (workers if bulk else 1), busiest if bulk else transfer]
-    chain = sum(parts) + rates.wait_seconds
-    late = 1.0 if bulk else min(1.0, _EARLY_CLOCKS * workers * batch_size / examples) if examples else 0.0
+        lost = _LOCKSTEP if is_crowded and is_bulk else 1.0
+        sides["cores"] = lost * workers * (parse + sort + own + servers * serve) / cores
+    if is_bulk:
+        parts, late = [own, workers * serve, busiest], 1.0
+        chain = sum(parts) + rates.wait_seconds
+    else:
+        queue = chain = stay = 0.0
+        for count in range(1, workers + 1):
+            stay = serve * (1 + queue)
+            chain = own + transfer + stay + rates.wait_seconds
+            queue = count * stay / chain
+        parts = [own, stay, transfer]
+        late = min(1.0, _EARLY_CLOCKS * workers * batch_size / examples) if examples else 0.0
     bound = max(sides, key=lambda side: sides[side])
     clock = late * max(chain, sides[bound]) + (1 - late) * sides[bound]
     slowest = max(parse, sort, own, transfer)
