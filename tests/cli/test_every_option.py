@@ -14,6 +14,7 @@ TAKEN = {
     "S": ["2", "2.5"],
     "SIZE": ["8GiB", "1073741824"],
     "DIR:SIZE": ["/tmp/x:4MiB"],
+    "RATE": ["10Gbit", "1.5 Gbit/s", "100Mbit"],
     "[HOST:]PORT": ["9100", "0.0.0.0:9100"],
     "ADDRESS": ["tcp://127.0.0.1:5570"],
     "KEY=VALUE": ["train.seed=8"],
