@@ -17,7 +17,7 @@ class Reader(Config, frozen=True, kw_only=True):
     """How files are read."""
 
     threads: Annotated[int, "threads that parse", Setting(ge=1)] = 1
-    share: Annotated[float, Setting("share of the examples", gt=0)] = 1.0
+    share: Annotated[float, Setting("share of the examples", gt=0, le=1)] = 1.0
     on_error: Annotated[Literal["raise", "skip"], Setting("what becomes of a malformed line")] = "raise"
     columns: Annotated[tuple[str, ...], Setting("names of columns")] = ()
 
@@ -36,8 +36,9 @@ class Job(Config, frozen=True, kw_only=True):
         ({"threads": 0}, ValueError, "threads is 0: pass 1 or more"),
         ({"threads": 1.5}, TypeError, "threads is 1.5: pass a whole number, 1 or more"),
         ({"threads": True}, TypeError, "threads is True: pass a whole number, 1 or more"),
-        ({"share": 0}, ValueError, "share is 0.0: pass a number above 0"),
-        ({"share": float("nan")}, ValueError, "share is nan: pass a number above 0"),
+        ({"share": 0}, ValueError, "share is 0.0: pass a number above 0, at most 1"),
+        ({"share": 1.5}, ValueError, "share is 1.5: pass a number above 0, at most 1"),
+        ({"share": float("nan")}, ValueError, "share is nan: pass a number above 0, at most 1"),
         ({"on_error": "skp"}, ValueError, "on_error is 'skp': did you mean 'skip'? It is one of raise, skip"),
         ({"columns": "a"}, TypeError, "columns is 'a': pass a list"),
     ],

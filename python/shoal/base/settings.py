@@ -104,7 +104,7 @@ class Setting(Struct, frozen=True):
     def bounds(self) -> str:
         """Return the numbers to pass, for messages; "" if all are right."""
         if self.gt is not None:
-            return f"a number above {self.gt:g}"
+            return f"a number above {self.gt:g}" + ("" if self.le is None else f", at most {self.le:g}")
         if self.ge is not None:
             return f"{self.ge:g} or more" if self.le is None else f"{self.ge:g} to {self.le}"
         return "" if self.le is None else f"{self.le:g} or less"
