@@ -44,10 +44,10 @@ def test_two_workers_at_half_batches_learn_what_one_process_does_at_whole_ones(t
             whole = [array for staleness in torch_halves.STALENESSES for array in torch_halves.learn(store, staleness)]
     finally:
         torch.distributed.destroy_process_group()
-    two = np.load(tmp_path / "two.npz")
-    assert len(two.files) == len(whole) == 10
-    for name, expected in zip(two.files, whole, strict=True):
-        np.testing.assert_allclose(two[name], expected, rtol=2e-5, atol=2e-6)
+    with np.load(tmp_path / "two.npz") as two:
+        assert len(two.files) == len(whole) == 10
+        for name, expected in zip(two.files, whole, strict=True):
+            np.testing.assert_allclose(two[name], expected, rtol=2e-5, atol=2e-6)
 
 
 def test_the_example_runs_under_torchrun(tmp_path):
