@@ -53,7 +53,7 @@ from shoal.table.table import Table
 
 # Under SSP and ASP a pull may miss the push of the batch ahead where all workers' batches are at most this fraction of
 # the examples learned from (docs/decisions/0053-early-pulls.md).
-_EARLY_SHARE = 1 / 128
+EARLY_SHARE = 1 / 128
 
 
 class Model(LinearWeights, SavedModel, Learner):
@@ -415,7 +415,7 @@ class Model(LinearWeights, SavedModel, Learner):
         """Whether the rows are on servers and, while it learns, what an early pull misses matters little."""
         if not learns:
             return all(table.reader.is_remote for table in self._tables)
-        is_small = len(batch) * self._store.num_workers <= _EARLY_SHARE * self.examples
+        is_small = len(batch) * self._store.num_workers <= EARLY_SHARE * self.examples
         return is_small and all(table.shard.pulls_early for table in self._tables)
 
     def begin(self, prepared: KeyBatch, clocks: int) -> None:

@@ -42,6 +42,7 @@ from shoal.consistency import Consistency, as_consistency
 from shoal.data import Batch
 from shoal.data.readers import read_criteo
 from shoal.models.logistic import LogisticRegression
+from shoal.models.model import EARLY_SHARE
 from shoal.optim import FTRL, Optimizer
 from shoal.tools.planted import PlantedModel, write_log
 
@@ -50,7 +51,6 @@ _SAMPLE_FEATURES = 16_000_000  # of a measured pass
 _NEW = 0.3  # of the keys of a batch, as in the first pass over a click log
 _SMALL, _SMALL_CLOCKS, _ROUNDS = 32, 100, 3  # examples of a batch, batches of a pass that shows the cost of a clock
 _PARSED = 20_000  # examples
-_EARLY_CLOCKS = 128  # of all workers: early pulls begin (models/model.py)
 _CROWDED, _LOCKSTEP = 1.2, 1.35  # times the CPU time, and that of all cores under BSP, with more processes than cores
 _MOST_SERVERS = 1024
 
@@ -210,7 +210,7 @@ def estimate_job(
             chain = own + transfer + stay + rates.wait_seconds
             queue = count * stay / chain
         parts = [own, stay, transfer]
-        late = min(1.0, _EARLY_CLOCKS * workers * batch_size / examples) if examples else 0.0
+        late = min(1.0, workers * batch_size / (EARLY_SHARE * examples)) if examples else 0.0
     bound = max(sides, key=lambda side: sides[side])
     clock = late * max(chain, sides[bound]) + (1 - late) * sides[bound]
     slowest = max(parse, sort, own, transfer)
