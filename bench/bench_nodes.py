@@ -92,11 +92,11 @@ def train_deepfm(store: shoal.Store, epochs: int, batch_done: BatchDone) -> str:
     torch.manual_seed(7)
     names = [f"C{k}" for k in range(1, 9)]
     tables = shoal.torch.tables(store, shoal.Adagrad(lr=0.05), init=shoal.Normal(0.05, seed=7))
-    module = shoal.torch.models.DeepFM(tables, len(names), dim=8, hidden=(32,))
+    features = shoal.torch.Features(names, form="criteo")
+    module = shoal.torch.models.DeepFM(tables, features, dim=8, hidden=(32,))
     optimizer = torch.optim.Adam(module.parameters(), lr=0.002)
     train = shoal.read_criteo("log.tsv", batch_size=256)
-    fields = shoal.torch.Fields(names=names, form="criteo")
-    model = shoal.torch.ClickModel(module, fields=fields, store=store, optimizer=optimizer)
+    model = shoal.torch.ClickModel(module, store=store, optimizer=optimizer)
     model.fit(train, epochs=epochs, progress=False, callbacks=_AfterBatches(batch_done))
     return " ".join(table.digest() for table in model.tables)
 

@@ -51,9 +51,9 @@ def model_of(kind: str, store: shoal.Store) -> Any:
     torch.set_num_threads(1)
     torch.manual_seed(7)
     make = shoal.torch.tables(store, shoal.Adagrad(lr=0.05), seed=7)
-    module = shoal.torch.models.DeepFM(make, len(FIELDS), dim=16, hidden=(128, 64))
-    fields = shoal.torch.Fields(names=FIELDS, form="criteo")
-    return shoal.torch.ClickModel(module, fields=fields, store=store, dense="servers")
+    features = shoal.torch.Features(FIELDS, form="criteo")
+    module = shoal.torch.models.DeepFM(make, features, dim=16, hidden=(128, 64))
+    return shoal.torch.ClickModel(module, store=store, dense="servers")
 
 
 class Stamps(shoal.models.Callback):

@@ -65,13 +65,13 @@ def learner(model: str, store: shoal.Store) -> Callable[[shoal.Batch], None]:
     import torch
 
     torch.manual_seed(0)
-    fields = shoal.torch.Fields(names=COLUMNS, form="arrow")
-    module = shoal.torch.models.DeepFM(shoal.torch.tables(store), len(COLUMNS), dim=4, hidden=(16,))
+    features = shoal.torch.Features(COLUMNS, form="arrow")
+    module = shoal.torch.models.DeepFM(shoal.torch.tables(store), features, dim=4, hidden=(16,))
     dense = shoal.torch.DenseParameters(store, module, optimizer=shoal.Adam(lr=0.01), name="tower")
 
     def learn(batch: shoal.Batch) -> None:
         dense.pull()
-        logits, labels = module(fields.inputs(batch)), torch.from_numpy(batch.labels)
+        logits, labels = module(module.inputs(batch)), torch.from_numpy(batch.labels)
         torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
         dense.push()
         store.tick()

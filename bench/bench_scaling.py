@@ -100,10 +100,10 @@ with shoal.local(threads=threads) as store:
         torch.set_num_threads(threads)
         names = [f"C{k}" for k in range(1, 27)]
         tables = shoal.torch.tables(store, shoal.Adagrad(lr=0.05), init=shoal.Normal(0.01, seed=7))
-        module = shoal.torch.models.DeepFM(tables, len(names), dim=8, hidden=(64,))
-        fields = shoal.torch.Fields(names=names, form="criteo")
+        features = shoal.torch.Features(names, form="criteo")
+        module = shoal.torch.models.DeepFM(tables, features, dim=8, hidden=(64,))
         optimizer = torch.optim.Adam(module.parameters(), lr=0.002)
-        model = shoal.torch.ClickModel(module, fields=fields, store=store, optimizer=optimizer)
+        model = shoal.torch.ClickModel(module, store=store, optimizer=optimizer)
     model.fit(batches, progress=False)
     start, used = time.perf_counter(), time.process_time()
     model.fit(batches, progress=False)

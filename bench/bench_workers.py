@@ -93,7 +93,7 @@ def network(name: str, store: shoal.Store, fields: int, dim: int, hidden: tuple[
 def fit_clicks(store: shoal.Store, task: dict[str, Any]) -> dict[str, Any]:
     """Train on the click log, warmed up, and report time, CPU time, bytes and the time of each step."""
     module, optimizer = network(task["model"], store, FIELDS, 16, (400, 400, 400))
-    model = shoal.torch.ClickModel(module, fields=FIELDS, store=store, optimizer=optimizer)
+    model = shoal.torch.ClickModel(module, store=store, optimizer=optimizer)
     model.fit(share(clicks(0, WARM), store.rank, store.num_workers), progress=False)
     data = share(clicks(WARM, STEPS), store.rank, store.num_workers)
     checkpoint = Checkpointing(task["directory"], every=EVERY) if task["directory"] else None
@@ -126,7 +126,7 @@ def fit_real(store: shoal.Store, task: dict[str, Any]) -> dict[str, Any]:
     else:
         keys = len(split.train.keys) // len(split.train)
         module, optimizer = network("deepfm", store, keys, 8, (64,))
-        model = shoal.torch.ClickModel(module, fields=keys, store=store, optimizer=optimizer)
+        model = shoal.torch.ClickModel(module, store=store, optimizer=optimizer)
         model.fit(mine, epochs=task["epochs"], progress=False)
     store.barrier()
     found = {"examples": model.history.passes[-1].metrics.examples}

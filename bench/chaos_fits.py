@@ -80,7 +80,7 @@ def model_of(kind: str, store: shoal.Store) -> Any:
             one: Any = One
             return self.dense(torch.tanh(one.apply(self.rows(inputs.keys[:, 0])))).squeeze(1)
 
-    return shoal.torch.ClickModel(Module(), fields=1, store=store, dense="servers")
+    return shoal.torch.ClickModel(Module(), features=1, store=store, dense="servers")
 
 
 def work(kind: str, mode: str, log: str, out: str, workers: str) -> None:

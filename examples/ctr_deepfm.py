@@ -45,15 +45,15 @@ def main() -> None:
         for seed, (name, rows) in enumerate([(options.data, 30_000), (options.valid, 10_000)], start=1):
             write_log(Path(name), rows, seed)
     names = options.fields.split(",")
-    fields = shoal.torch.Fields(names=names, group=names[0])  # GAUC groups impressions by user
+    features = shoal.torch.Features(names, group=names[0])  # GAUC groups impressions by user
     log = {"label": options.label, "categorical": names, "batch_size": 512}
 
     torch.manual_seed(7)
     with shoal.local() as store:
         make = shoal.torch.tables(store, shoal.Adagrad(lr=0.05), init=shoal.Normal(0.05, seed=7))
-        module = shoal.torch.models.DeepFM(make, len(fields), dim=8, hidden=(64, 32))
+        module = shoal.torch.models.DeepFM(make, features, dim=8, hidden=(64, 32))
         optimizer = torch.optim.Adam(module.parameters(), lr=0.002)
-        model = shoal.torch.ClickModel(module, fields=fields, store=store, optimizer=optimizer)
+        model = shoal.torch.ClickModel(module, store=store, optimizer=optimizer)
         model.fit(
             shoal.read_csv(options.data, **log),
             valid=shoal.read_csv(options.valid, **log),

@@ -31,7 +31,8 @@ from quality.sets import Split
 from shoal import Batch
 from shoal.metrics import auc
 from shoal.models.preprocessing import take
-from shoal.torch.fields import Inputs
+from shoal.torch.features import Features
+from shoal.torch.inputs import Inputs, Items
 from shoal.torch.models import MODELS, Maker
 
 ENOUGH = 100_000  # training examples in a search, and a quarter of them for validation
@@ -112,8 +113,8 @@ class Examples:
         begins, lengths = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
         ends = lengths.cumsum(0)
         at = torch.arange(int(ends[-1])) + (begins - ends + lengths).repeat_interleave(lengths)
-        history = (keys[at], torch.cat([torch.zeros(1, dtype=torch.int64), ends]))
-        return Inputs(self.keys[chosen], history=history), self.labels[chosen]
+        seen = Items(keys[at], torch.cat([torch.zeros(1, dtype=torch.int64), ends]))
+        return Inputs(self.keys[chosen], sequences={"seen": seen}), self.labels[chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +220,9 @@ class Side:
 
     def __init__(self, model: str, data: Data, make: Maker) -> None:
         torch.manual_seed(11)
-        more = {"item": data.item} if model == "din" else {}
-        self.model: nn.Module = MODELS[model](make, data.fields, **SHAPES[model], **more)
+        seen = [{"name": "seen", "type": "sequence", "share": str(data.item)}] if model == "din" else []
+        features = Features([*map(str, range(data.fields)), *seen])
+        self.model: nn.Module = MODELS[model](make, features, **SHAPES[model])
         self._loss = nn.BCEWithLogitsLoss()
 
     precision: AbstractContextManager[Any] = nullcontext()  # of a step's matrix products

@@ -331,6 +331,60 @@ class DataConfig(ReaderConfig, frozen=True, kw_only=True):
     item: Annotated[str | None, "field whose rows the items of the history share", CTR] = None
     list_separator: Annotated[str, "separator of the items of a history in csv and tsv", CTR] = "|"
     group: Annotated[str | None, "field that groups examples for GAUC, such as the user", CTR] = None
+    labels: Annotated[
+        dict[str, Any] | None,
+        "labels of several tasks by name: a column, or its column, loss, weight and mask; the first is that of the "
+        "metrics of a fit",
+        CTR,
+    ] = None
+
+
+class Feature(Config, frozen=True, kw_only=True):
+    """One feature of a click model."""
+
+    name: Annotated[Name, "name of the feature"]
+    type: Annotated[
+        Literal["category", "list", "sequence", "number", "bucket", "cross", "vector"],
+        "category: one text; list: texts without an order, pooled; sequence: texts in order, with side columns; "
+        "number; bucket: the interval of a number; cross: a combination of others; vector: numbers of fixed size",
+    ] = "category"
+    column: Annotated[Name | None, "column of the data (default: that of the feature's name)"] = None
+    share: Annotated[Name | None, "feature whose rows it has: the same text is the same row"] = None
+    dim: Annotated[Count | None, "numbers of a row, if not those of the model"] = None
+    pooling: Annotated[
+        Literal["sum", "mean", "max", "sqrtn", "attention"] | None,
+        "how the rows of a list become one, and those of a sequence in models that do not read it in order (default: "
+        "mean)",
+    ] = None
+    weights: Annotated[
+        Name | None,
+        "column of numbers, one for each item: factors of its rows (default: the values of the items, which are 1 but "
+        "in vw and libffm)",
+    ] = None
+    side: Annotated[
+        tuple[str, ...] | dict[str, Any],
+        "columns of texts beside a sequence, one for each item; as a table with the features whose rows they share",
+    ] = ()
+    side_numeric: Annotated[tuple[str, ...], "columns of numbers beside a sequence, one for each item"] = ()
+    max_len: Annotated[Count | None, "items of a list or sequence that are kept (default: all)"] = None
+    keep: Annotated[Literal["last", "first"], "which items max_len keeps"] = "last"
+    log: Annotated[bool, "transform numbers to sign(x) ln(1 + |x|)"] = False
+    embed: Annotated[bool, "a number: a row that is multiplied by it, in place of an input of the dense part"] = False
+    edges: Annotated[tuple[float, ...], "bucket: where each interval but the first begins, ascending"] = ()
+    quantiles: Annotated[
+        Count | None, "bucket: number of intervals of about as many examples, found in the first of the data"
+    ] = None
+    of: Annotated[tuple[str, ...], "cross: the features that are combined"] = ()
+    size: Annotated[Count | None, "vector: its numbers"] = None
+
+
+class Task(Config, frozen=True, kw_only=True):
+    """One of several labels of a click model."""
+
+    column: Annotated[Name, "column of the label; where it is missing the example does not count for the task"]
+    loss: Annotated[str | dict[str, Any], "bce (a label of 0 or 1), mse or poisson (a number)"] = "bce"
+    weight: Annotated[float, "factor of its loss", Setting(ge=0)] = 1.0
+    mask: Annotated[Name | None, "task with labels of 0 and 1: only examples with its label 1 count"] = None
 
 
 class FitConfig(Config, frozen=True, kw_only=True):
@@ -534,6 +588,9 @@ class TrainConfig(Config, frozen=True, kw_only=True):
     data: DataConfig = DataConfig()
     lr: Annotated[RegressionConfig, "a logistic regression", Setting(models=("lr",))] = RegressionConfig()
     fm: Annotated[FactorizationConfig, "a factorization machine", Setting(models=("fm",))] = FactorizationConfig()
+    features: Annotated[
+        tuple[dict[str, Any], ...], "the features of a click model: a section [[features]] for each", CTR
+    ] = ()
     model: Annotated[dict[str, Any] | None, "the architecture of a click model: its name and sizes", CTR] = None
     train: FitConfig = FitConfig()
     tables: TableConfig = TableConfig()

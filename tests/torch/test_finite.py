@@ -12,12 +12,12 @@ import shoal  # noqa: E402
 from shoal.data import Batch  # noqa: E402
 from shoal.models import Checkpointing  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
-from shoal.torch.fields import Fields  # noqa: E402
+from shoal.torch.features import Features  # noqa: E402
 from shoal.torch.finite import are_finite, check_finite  # noqa: E402
 from shoal.torch.models import DeepFM  # noqa: E402
 from shoal.torch.tables import tables  # noqa: E402
 
-FIELDS = Fields(names=["site"], dense=["price", "age"])
+FIELDS = Features(["site", {"name": "price", "type": "number"}, {"name": "age", "type": "number"}])
 
 
 def log(path, bad=None, value="3e38", rows=640):
@@ -32,7 +32,7 @@ def log(path, bad=None, value="3e38", rows=640):
 
 def module(store):
     torch.manual_seed(5)
-    return DeepFM(tables(store), 1, dim=4, hidden=(8,), dense=2)
+    return DeepFM(tables(store), FIELDS, dim=4, hidden=(8,))
 
 
 def tower(place):
@@ -44,15 +44,15 @@ def tower(place):
 @pytest.mark.parametrize("value", ["3e38", "1e25"])
 def test_a_value_that_overflows_is_named_with_its_field_and_the_checkpoint_stays(tmp_path, value, dense):
     with shoal.local() as store:
-        model = ClickModel(module(store), fields=FIELDS, store=store, dense=dense)
+        model = ClickModel(module(store), store=store, dense=dense)
         data = log(tmp_path / "bad.csv", bad=400, value=value)
         with pytest.raises(ValueError, match="not finite") as error:
             model.fit(data, checkpoint=Checkpointing(tmp_path / "m", every=2), progress=False)
     assert "examples 385 to 448" in str(error.value)
-    assert f"field 'price' is {float(value):.4g} in its example 16" in str(error.value)
+    assert f"feature 'price' is {float(value):.4g} in its example 16" in str(error.value)
     assert all(torch.isfinite(one).all() for one in tower(tmp_path / "m").values() if torch.is_tensor(one))
     with shoal.local() as store:
-        model = ClickModel(module(store), fields=FIELDS, store=store, dense=dense)
+        model = ClickModel(module(store), store=store, dense=dense)
         model.restore(tmp_path / "m")
         assert model.examples == 384
 
@@ -60,14 +60,14 @@ def test_a_value_that_overflows_is_named_with_its_field_and_the_checkpoint_stays
 def test_a_step_that_is_too_long_is_said_where_no_value_is_large(tmp_path):
     with shoal.local() as store:
         optimizer = functools.partial(torch.optim.SGD, lr=1e30)
-        model = ClickModel(module(store), fields=FIELDS, store=store, optimizer=optimizer)
+        model = ClickModel(module(store), store=store, optimizer=optimizer)
         with pytest.raises(ValueError, match=r"not finite.*no value is large.*smaller learning rate"):
             model.fit(log(tmp_path / "good.csv"), progress=False, epochs=3)
 
 
 def test_a_model_that_is_not_finite_replaces_no_good_one(tmp_path):
     with shoal.local() as store:
-        model = ClickModel(module(store), fields=FIELDS, store=store)
+        model = ClickModel(module(store), store=store)
         reader = model.reading(log(tmp_path / "good.csv"))
         for batch in reader:
             model.learn(batch, model.prepare(batch), model.accumulator())
@@ -79,7 +79,7 @@ def test_a_model_that_is_not_finite_replaces_no_good_one(tmp_path):
             model.save(tmp_path / "m", overwrite=True)
         assert (tmp_path / "m/model.json").read_bytes() == good
         with shoal.local() as other:
-            assert ClickModel(module(other), fields=FIELDS, store=other).restore(tmp_path / "m") is None
+            assert ClickModel(module(other), store=other).restore(tmp_path / "m") is None
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_numbers_that_are_not_floating_are_not_checked():
 def test_the_largest_weight_of_a_feature_is_named_too(tmp_path):
     with shoal.local() as store:
         torch.manual_seed(5)
-        model = ClickModel(DeepFM(tables(store), 2, dim=4, hidden=(8,)), fields=2, store=store)
+        model = ClickModel(DeepFM(tables(store), 2, dim=4, hidden=(8,)), store=store)
         values = np.array([1, 1, 1, 3e38], np.float32)
         batch = Batch(np.array([0, 1], np.float32), np.array([0, 2, 4]), np.array([1, 2, 1, 2], np.uint64), values)
         with pytest.raises(ValueError, match=r"examples 1 to 2 .* field 1 is 3e\+38 in its example 1"):

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch", reason="the models are torch modules")
 from torch import nn  # noqa: E402
 
 import shoal  # noqa: E402
-from shoal.torch.fields import Inputs  # noqa: E402
+from shoal.torch.features import Features  # noqa: E402
+from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import DCNV2, DIN, DLRM, FM, LR, MODELS, AutoInt, DeepFM, WideAndDeep  # noqa: E402
 
 ROWS = 40  # of each table: keys are 0 to 39
@@ -40,16 +41,31 @@ def some(*, valued: bool = False, dense: int = 0, history: bool = False) -> Inpu
     return Inputs(
         torch.randint(ROWS, (N, FIELDS), generator=generator),
         torch.rand(N, FIELDS, generator=generator) if valued else None,
-        (torch.randint(ROWS, (int(lengths.sum()),), generator=generator), offsets) if history else None,
         torch.randn(N, dense, generator=generator) if dense else None,
+        sequences={
+            "seen": Items(torch.randint(ROWS, (int(lengths.sum()),), generator=generator), offsets),
+        }
+        if history
+        else {},
     )
 
 
+def described(dense: int = 0, *, history: bool = False) -> Features:
+    """The features of `some`: the history has the rows of field 2."""
+    numbers = [{"name": f"x{i}", "type": "number"} for i in range(dense)]
+    seen = [{"name": "seen", "type": "sequence", "share": "2"}] if history else []
+    return Features([*map(str, range(FIELDS)), *numbers, *seen])
+
+
 def built(name: str, *, dense: int = 0, per_field: bool = False) -> nn.Module:
-    kind = MODELS[name]
-    takes = inspect.signature(kind).parameters
-    how = {"dim": DIM, "hidden": SMALL, "dense": dense, "per_field": per_field, "item": 2, "attention": (3,)}
-    return kind(make, FIELDS, **{name: value for name, value in how.items() if name in takes})
+    return MODELS[name](make, described(dense, history=name == "din"), **settings_of(name, per_field=per_field))
+
+
+def settings_of(name: str, *, per_field: bool = False) -> dict:
+    parameters = inspect.signature(MODELS[name]).parameters
+    how = {"dim": DIM, "per_field": per_field, "attention": (3,)}
+    how = {name: value for name, value in how.items() if name in parameters}
+    return how | ({"hidden": SMALL} if "deep" in parameters else {})
 
 
 def wide(tensor) -> np.ndarray:
@@ -106,12 +122,13 @@ def test_a_model_has_a_table_for_each_field_if_asked(name):
         return make(table, dim)
 
     kind = MODELS[name]
-    kind(noting, FIELDS, per_field=True)
+    features = described(history=name == "din")
+    kind(noting, features, per_field=True)
     dims = {"lr": [1], "fm": [1, 16], "wide_deep": [1, 16], "deepfm": [1, 16]}.get(name, [16])
     stem = {1: "linear", 16: "embedding"}
     assert made == [(f"{stem[dim]}-{i}", dim) for dim in dims for i in range(FIELDS)]
     made.clear()
-    kind(noting, FIELDS)
+    kind(noting, features)
     assert made == [(stem[dim], dim) for dim in dims]
 
 
@@ -134,8 +151,8 @@ def test_dense_columns_change_the_logit(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_empty_batch_gives_no_logits(name):
-    history = (torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)) if name == "din" else None
-    assert built(name)(Inputs(torch.zeros(0, FIELDS, dtype=torch.int64), None, history)).shape == (0,)
+    seen = {"seen": Items(torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))}
+    assert built(name)(Inputs(torch.zeros(0, FIELDS, dtype=torch.int64), sequences=seen)).shape == (0,)
 
 
 @pytest.mark.parametrize("valued", [False, True])
@@ -164,7 +181,7 @@ def test_fm_adds_the_products_of_all_pairs(valued, per_field):
 @pytest.mark.parametrize("dense", [0, 2])
 def test_wide_and_deep_adds_a_tower_over_the_vectors(dense):
     x = some(valued=True, dense=dense)
-    model = WideAndDeep(make, FIELDS, dim=DIM, hidden=SMALL, dense=dense)
+    model = WideAndDeep(make, described(dense), dim=DIM, hidden=SMALL)
     rows = rows_of(model.embedding, x).reshape(N, -1)
     side = rows if x.dense is None else np.hstack([rows, wide(x.dense)])
     deep = through(model.deep, through(model.tower, side))[:, 0]
@@ -183,7 +200,7 @@ def test_deepfm_is_a_machine_and_a_tower_over_the_same_vectors():
 @pytest.mark.parametrize("structure", ["stacked", "parallel"])
 def test_dcn_crosses_the_first_layer_with_every_later_one(rank, structure):
     x = some(valued=True, dense=2)
-    model = DCNV2(make, FIELDS, dim=DIM, hidden=SMALL, dense=2, cross=2, rank=rank, structure=structure)
+    model = DCNV2(make, described(2), dim=DIM, hidden=SMALL, cross=2, rank=rank, structure=structure)
     first = np.hstack([rows_of(model.embedding, x).reshape(N, -1), wide(x.dense)])
     crossed = first
     for layer in model.cross.weights:
@@ -203,7 +220,7 @@ def test_dcn_crosses_the_first_layer_with_every_later_one(rank, structure):
 @pytest.mark.parametrize("dense", [0, 3])
 def test_dlrm_takes_each_pair_of_vectors_once(dense):
     x = some(dense=dense)
-    model = DLRM(make, FIELDS, dim=DIM, hidden=SMALL, dense=dense, bottom=(6,))
+    model = DLRM(make, described(dense), dim=DIM, hidden=SMALL, bottom=(6,))
     rows = rows_of(model.embedding, x)
     bottom = np.zeros((N, 0))
     vectors = rows
@@ -248,16 +265,18 @@ def test_din_weighs_each_item_of_the_history_by_the_item_at_hand_and_its_value(p
     x = some(valued=True, history=True)
     counts = np.arange(1, 12) / 2 if counted else np.ones(11)
     if counted:
-        x = x._replace(history_values=torch.from_numpy(counts.astype(np.float32)))
-    model = DIN(make, FIELDS, item=2, dim=DIM, hidden=SMALL, attention=(3,), per_field=per_field)
+        weights = torch.from_numpy(counts.astype(np.float32))
+        x = x._replace(sequences={"seen": x.sequences["seen"]._replace(weights=weights)})
+    features = described(history=True)
+    model = DIN(make, features, dim=DIM, hidden=SMALL, attention=(3,), per_field=per_field)
     table = wide(model.embedding.tables[2 if per_field else 0].weight)
-    keys, offsets = (one.numpy() for one in x.history)
+    keys, offsets = (one.numpy() for one in x.sequences["seen"][:2])
     interest = np.zeros((N, DIM))
     for example in range(N):
-        item = table[x.keys[example, 2].item()]
+        item = table[x.keys[example, 2].item()] * x.values[example, 2].item()
         for i in range(offsets[example], offsets[example + 1]):
             h = table[keys[i]]
-            weight = through(model.interest.tower, np.concatenate([h, item, h - item, h * item])[None])[0, 0]
+            weight = through(model.interests[0].tower, np.concatenate([h, item, h - item, h * item])[None])[0, 0]
             interest[example] += counts[i] * weight * h
     assert np.count_nonzero(interest.any(axis=1)) == 4  # three examples have no history
     out = np.hstack([interest, rows_of(model.embedding, x).reshape(N, -1)])
@@ -268,15 +287,14 @@ def test_din_weighs_each_item_of_the_history_by_the_item_at_hand_and_its_value(p
 @pytest.mark.parametrize("per_field", [False, True])
 def test_a_step_of_a_model_is_one_step_of_each_table(name, per_field):
     """DIN looks the item's table up twice: its gradients are summed before the optimizer steps."""
-    takes = inspect.signature(MODELS[name]).parameters
-    how = {"dim": DIM, "hidden": SMALL, "per_field": per_field, "item": 2}
     with shoal.local(threads=1) as store:
         make_tables = shoal.torch.tables(store, shoal.Adagrad(lr=0.1))
-        model = MODELS[name](make_tables, FIELDS, **{key: value for key, value in how.items() if key in takes})
+        features = described(history=name == "din")
+        model = MODELS[name](make_tables, features, **settings_of(name, per_field=per_field))
         x = some(valued=True, history=name == "din")
         model(x).sum().backward()
         assert {table.stats().step for table in store.tables.values()} == {1}
-        keys = set(x.keys.flatten().tolist()) | set(x.history[0].tolist() if x.history else [])
+        keys = set(x.keys.flatten().tolist()) | {key for items in x.sequences.values() for key in items.keys.tolist()}
         if not per_field:
             assert {len(table) for table in store.tables.values()} == {len(keys)}
 
@@ -284,10 +302,11 @@ def test_a_step_of_a_model_is_one_step_of_each_table(name, per_field):
 @pytest.mark.parametrize(
     ("make_it", "says"),
     [
-        (lambda: DIN(make, 3, item=3), r"item is 3: pass the number of one of 3 fields"),
-        (lambda: DIN(make, FIELDS)(some()), r"DIN needs a history"),
+        (lambda: DIN(make, 3), r"DIN reads sequences, and there is none"),
+        (lambda: DIN(make, Features(["ad", {"name": "seen", "type": "sequence"}])), r"'seen' shares the rows of no"),
+        (lambda: built("din")(some()), r"the inputs have no list or sequence 'seen'"),
         (lambda: AutoInt(make, 3, heads=3, width=32), r"width is 32, which 3 heads cannot share"),
-        (lambda: AutoInt(make, 3, dense=2, hidden=()), r"2 dense columns enter the tower"),
+        (lambda: AutoInt(make, described(2), hidden=()), r"2 dense columns enter the tower"),
         (lambda: DeepFM(make, 3, hidden=()), r"hidden is empty"),
         (lambda: DCNV2(make, 3, structure="both"), r"structure is 'both'"),  # type: ignore[arg-type]
     ],

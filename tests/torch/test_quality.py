@@ -12,7 +12,7 @@ import shoal
 
 torch = pytest.importorskip("torch", reason="the models are torch's: requirements/torch.txt says how to get it")
 
-from shoal.torch.fields import Inputs  # noqa: E402
+from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import MODELS as CLICK_MODELS  # noqa: E402
 
 FIELDS, EACH, BATCH, STEPS, DIM = 4, 60, 128, 80, 8
@@ -28,7 +28,7 @@ RULES = {
 MODELS = {
     "lr": {},
     "deepfm": {"dim": DIM, "hidden": (32, 16)},
-    "din": {"dim": DIM, "hidden": (32, 16), "attention": (16,), "item": 1},
+    "din": {"dim": DIM, "hidden": (32, 16), "attention": (16,)},
 }
 
 
@@ -65,7 +65,9 @@ def click_log(rng):
         lengths = rng.integers(0, 4, BATCH)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         history = keys[EACH + rng.integers(0, EACH, offsets[-1])]
-        inputs = Inputs(torch.from_numpy(keys[ids]), history=(torch.from_numpy(history), torch.from_numpy(offsets)))
+        inputs = Inputs(
+            torch.from_numpy(keys[ids]), sequences={"seen": Items(torch.from_numpy(history), torch.from_numpy(offsets))}
+        )
         batches.append((inputs, torch.from_numpy(labels.astype(np.float32))))
     return batches, torch.from_numpy(np.sort(keys))
 
@@ -92,13 +94,18 @@ def stepping(*optimizers):
     return step
 
 
+def described(name):
+    seen = [{"name": "seen", "type": "sequence", "share": "1"}] if name == "din" else []
+    return shoal.torch.Features([*map(str, range(FIELDS)), *seen])
+
+
 def over_tables(name, store, rule, batches):
     torch.manual_seed(5)
     model = CLICK_MODELS[name](
         lambda table, dim: shoal.torch.Embedding(
             store.table(table, dim=dim, optimizer=rule, init=shoal.Zeros() if dim == 1 else INIT)
         ),
-        FIELDS,
+        described(name),
         **MODELS[name],
     )
     dense = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -113,7 +120,7 @@ def over_torch(name, store, rule, theirs, batches, keys):
         return Numbered(keys, torch.from_numpy(first.pull(keys.numpy())))
 
     torch.manual_seed(5)
-    model = CLICK_MODELS[name](make, FIELDS, **MODELS[name])
+    model = CLICK_MODELS[name](make, described(name), **MODELS[name])
     rows = [module.rows.weight for module in model.modules() if isinstance(module, Numbered)]
     others = [weight for weight in model.parameters() if all(weight is not row for row in rows)]
     optimizers = (theirs(rows), torch.optim.Adam(others, lr=1e-3))

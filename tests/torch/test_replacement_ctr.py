@@ -99,8 +99,8 @@ def normed(store: shoal.Store, clicks: Path) -> ClickModel:
     with DRAWING:
         torch.manual_seed(1)
         module = Normed(store)
-    fields = shoal.torch.Fields(names=["user", "ad"])
-    return ClickModel(module, fields=fields, store=store, dense="servers", optimizer=shoal.Adam(lr=0.01))
+    features = shoal.torch.Features(["user", "ad"])
+    return ClickModel(module, features=features, store=store, dense="servers", optimizer=shoal.Adam(lr=0.01))
 
 
 @pytest.mark.slow

@@ -35,13 +35,13 @@ from shoal.models.callbacks import Callback  # noqa: E402
 from shoal.storage.base import StorageDir  # noqa: E402
 from shoal.storage.open import open_dir  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
-from shoal.torch.config import build, fields_of, load, parse, read  # noqa: E402
-from shoal.torch.fields import Fields  # noqa: E402
+from shoal.torch.config import build, features_of, load, parse, read  # noqa: E402
+from shoal.torch.features import Features  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
 from tiers import long_after, long_but  # noqa: E402
 
 COLUMNS = {"label": "click", "categorical": ["user", "ad", "site"], "numeric": ["price"], "lists": {"seen": "ad"}}
-FIELDS = Fields(names=["user", "ad", "site"], dense=["price"], group="user")
+FIELDS = Features(["user", "ad", "site", {"name": "price", "type": "number"}], group="user")
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +156,8 @@ def test_a_click_model_takes_a_module_of_ones_own(clicks):
     torch.manual_seed(1)
     with shoal.local(threads=1) as store:
         make = shoal.torch.tables(store, shoal.Adagrad(lr=0.1), linear_optimizer=shoal.FTRL(alpha=2.0))
-        module = DeepFM(make, len(FIELDS), dim=4, hidden=(8,), dense=1)
-        model = ClickModel(module, fields=FIELDS, store=store)
+        module = DeepFM(make, FIELDS, dim=4, hidden=(8,))
+        model = ClickModel(module, store=store)
         model.fit(reader(clicks), valid=reader(clicks, "valid"), epochs=2, progress=False)
         assert type(store.tables["linear"].optimizer) is shoal.FTRL
         assert len(model.history.passes) == 2
@@ -182,7 +182,7 @@ def test_the_loss_is_the_mean_by_weight(clicks):
         make = shoal.torch.tables(store, shoal.SGD(lr=1.0))
         module = shoal.torch.models.LR(make, 2)
         optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
-        model = ClickModel(module, fields=2, store=store, optimizer=optimizer).fit([batch], progress=False)
+        model = ClickModel(module, store=store, optimizer=optimizer).fit([batch], progress=False)
         # d/dw of (3 l1 + l2) / 2 at margin 0: -3/4 for the first example, +1/4 for the second.
         assert store.tables["linear"].pull(np.array([1, 2, 3], np.uint64))[:, 0].tolist() == [0.5, 0.75, -0.25]
         assert module.linear.bias.item() == 0.5
@@ -194,7 +194,7 @@ def test_a_label_that_is_none_changes_nothing(clicks):
     with shoal.local(threads=1) as store:
         module = shoal.torch.models.LR(shoal.torch.tables(store), 1)
         with pytest.raises(ValueError, match="label"):
-            ClickModel(module, fields=1, store=store).fit([batch], progress=False)
+            ClickModel(module, store=store).fit([batch], progress=False)
         assert len(store.tables["linear"]) == 0
 
 
@@ -350,14 +350,15 @@ def test_damage_is_named(clicks, tmp_path):
         ("train", {"optimizer": {"name": "Adam", "rate": 1}}, r"\[train\] optimizer Adam has no key 'rate'"),
         ("train", {"optimizer": {"name": "Adam", "lr": -1.0}}, r"\[train\] optimizer: Invalid learning rate"),
         ("train", {"optimizer": {"lr": 1.0}}, r"\[train\] optimizer has no name"),
-        ("data", {"labels": "click"}, r"\[data\] has no key 'labels': did you mean 'label'"),
+        ("data", {"labels": "click"}, r"\[data\] labels is 'click': pass a table"),
+        ("data", {"lable": "click"}, r"\[data\] has no key 'lable': did you mean 'label'"),
         ("data", {"format": "libsvm"}, r"\[data\] format is libsvm, which has no fields: it is one of libffm, vw"),
         ("train", {"dense": "both"}, r"\[train\] dense is 'both': it is one of allreduce, servers"),
         ("tables", {"dtype": "int8"}, r"\[tables\] dtype is 'int8': it is one of float32, float16"),
         ("data", {"label": None}, r"\[data\] has no label"),
         ("data", {"group": "usr"}, r"\[data\] group has 'usr', none of the columns .* did you mean 'user'\?"),
-        ("data", {"fields": ["user", "at"]}, r"\[data\] fields has 'at', none of .* There are 'user', 'ad', 'site'"),
-        ("data", {"dense": ["site"]}, r"\[data\] dense has 'site', none of the numeric columns .* There are 'price'"),
+        ("data", {"fields": ["user", "at"]}, r"\[data\] features has 'at', none of .* There are 'user', 'ad', 'site'"),
+        ("data", {"dense": ["site"]}, r"\[data\] column 'site' is read as categorical, and its feature needs numeric"),
         ("model", {"name": "deepfn"}, r"\[model\] has no model 'deepfn': did you mean 'deepfm'"),
         ("model", {"cross": 2}, r"\[model\] of deepfm has no key 'cross'"),
         ("model", {"hidden": 400}, r"\[model\] hidden: expected `array`, got `int`"),
@@ -365,7 +366,7 @@ def test_damage_is_named(clicks, tmp_path):
         ("tables", {"rules": {"linear": {"lr": 1}}}, r"\[tables.rules.linear\] has no key 'lr'"),
         ("tables", {"rules": {"wide": {"dtype": "float16"}}}, r"\[tables.rules\] has no key 'wide': there are linear"),
         ("data", {"interactions": [["a", "b"]]}, r"\[data\] interactions is .*: pass a list of str"),
-        ("model", {"batch_norm": True}, r"\[model\] of deepfm has no key 'batch_norm': there are dim, hidden, "),
+        ("model", {"batch_nom": True}, r"\[model\] of deepfm has no key 'batch_nom': "),
         ("train", {"learning_rate": 0.1}, r"\[train\] has no key 'learning_rate': there are "),
         ("train", {"optimizer": {"name": "Adam", "learning_rate": 0.1}}, r"no key 'learning_rate': did you mean 'lr'"),
         ("tables", {"optimizer": {"name": "Adagrad", "alpha": 1}}, r"\[tables\] optimizer Adagrad has no key 'alpha'"),
@@ -394,18 +395,18 @@ def test_a_group_that_the_data_does_not_have_is_said_before_anything_is_learned(
     path.write_text("".join(f"{2 * (i % 2) - 1} |user u{i % 3} |ad a{i % 5}\n" for i in range(60)))
     with shoal.local(threads=1) as store:
         for group, form in (("usr", "vw"), ("user", "vw"), ("usr", "csv")):
-            fields = Fields(names=["user", "ad"], form=form, group=group)
+            fields = Features(["user", "ad"], form=form, group=group)
             data = shoal.read_vw(path) if form == "vw" else reader(clicks)
-            module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
+            module = DeepFM(shoal.torch.tables(store), fields, dim=2, hidden=[2])
             if group == "user":
-                click = ClickModel(module, fields=fields, store=store).fit(data, valid=data, progress=False)
+                click = ClickModel(module, store=store).fit(data, valid=data, progress=False)
                 assert click.history.passes[-1].grouped.groups == 3
-                click.fields = Fields(names=["user", "ad"], form=form, group="usr")
+                click.features = Features(["user", "ad"], form=form, group="usr")
                 with pytest.raises(ValueError, match="group is 'usr', and no example"):
                     click.evaluate(click.reading(data))
                 continue
             says = "group is 'usr', and no example" if form == "vw" else "group has 'usr', none .* mean 'user'"
-            click = ClickModel(module, fields=fields, store=store)
+            click = ClickModel(module, store=store)
             with pytest.raises(ValueError, match=says):
                 click.fit(data, valid=data, progress=False, checkpoint=Checkpointing(tmp_path / "m"))
             assert not files.is_model(tmp_path / "m")
@@ -413,13 +414,11 @@ def test_a_group_that_the_data_does_not_have_is_said_before_anything_is_learned(
 
 def test_a_model_is_refused_what_it_does_not_take(clicks):
     with shoal.local(threads=1) as store:
-        with pytest.raises(ValueError, match="model lr takes no dense columns"):
+        with pytest.raises(ValueError, match="LR has no dense part, which 'price' is an input of: embed it"):
             made(store, configured(clicks, "lr", data={"dense": ["price"]}))
-        with pytest.raises(ValueError, match="model deepfm takes no history"):
-            made(store, configured(clicks, data={"history": "seen", "item": "ad"}))
         raw = configured(clicks, "din")
         del raw["data"]["history"], raw["data"]["item"]
-        with pytest.raises(ValueError, match="model din needs"):
+        with pytest.raises(ValueError, match="DIN reads sequences, and there is none"):
             made(store, raw)
 
 
@@ -506,15 +505,14 @@ def test_bfloat16_rounds_the_products_of_training_alone(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))
         with pytest.raises(ValueError, match="precision is 'half': pass one of float32, bfloat16"):
-            ClickModel(click.module, fields=click.fields, store=store, precision="half")
+            ClickModel(click.module, store=store, precision="half")
 
 
 def test_staleness_is_refused_where_keys_are_not_known_ahead_and_must_be_that_of_the_checkpoint(clicks, tmp_path):
-    with (
-        shoal.local(threads=1) as store,
-        pytest.raises(ValueError, match=r"staleness is 1, and the keys that DIN looks up are not known"),
-    ):
-        made(store, configured(clicks, "din", train={"staleness": 1}))
+    with shoal.local(threads=1) as store:
+        embedding = shoal.torch.Embedding(store.table("own", dim=1))
+        with pytest.raises(ValueError, match=r"staleness is 1, and the keys that Embedding looks up are not known"):
+            ClickModel(embedding, features=1, store=store, staleness=1)
     with pytest.raises(ValueError, match=r"\[train\] staleness is -1: pass 0 or more"):
         parse(configured(clicks, train={"staleness": -1}))
     begun, resumed = (Checkpointing(tmp_path / "out", every=3, resume=resume) for resume in (False, True))
@@ -553,16 +551,21 @@ def test_the_document_lists_the_settings_of_every_model():
         r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", text.split("`[model]`")[1].split("`dim` is")[0], re.MULTILINE
     )
     from shoal.torch.config import _takes
+    from shoal.torch.models import Deep
 
     assert {name: re.findall(r"`(\w+)`", keys) for name, keys in models} == {
-        name: list(_takes(kind)) for name, kind in MODELS.items()
+        name: [
+            one for one in _takes(kind) if one not in ("dim", "per_field", "embedding_dropout", *Deep.__annotations__)
+        ]
+        for name, kind in MODELS.items()
     }
+    assert set(Deep.__annotations__) <= set(re.findall(r"`(\w+)`", text.split("`dim` is")[1].split("##")[0]))
 
 
 @pytest.mark.slow
 def test_the_configuration_of_the_document_trains(clicks, tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "ctr.md").read_text()
-    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    example, *_ = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     lines = (clicks / "train.csv").read_text().splitlines()
     for i in (0, 1):
@@ -803,9 +806,8 @@ def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_pa
 def test_a_model_in_the_directory_is_replaced_only_on_request(clicks, tmp_path):
     for overwrite in (False, True, False):
         with shoal.local(threads=1) as store:
-            module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
-            fields = Fields(names=["user", "ad"])
-            click = ClickModel(module, fields=fields, store=store)
+            module = DeepFM(shoal.torch.tables(store), Features(["user", "ad"]), dim=2, hidden=[2])
+            click = ClickModel(module, store=store)
             checkpoint = Checkpointing(tmp_path / "m", overwrite=overwrite)
             if files.is_model(tmp_path / "m") and not overwrite:
                 with pytest.raises(ValueError, match="holds a model already: pass overwrite=True"):
@@ -816,9 +818,8 @@ def test_a_model_in_the_directory_is_replaced_only_on_request(clicks, tmp_path):
 
 def test_an_export_that_cannot_be_served_is_said(clicks, tmp_path, capsys):
     with shoal.local(threads=1) as store:
-        module = DeepFM(shoal.torch.tables(store), 2, dim=2, hidden=[2])
-        fields = Fields(names=["user", "ad"])
-        click = ClickModel(module, fields=fields, store=store)
+        module = DeepFM(shoal.torch.tables(store), Features(["user", "ad"]), dim=2, hidden=[2])
+        click = ClickModel(module, store=store)
         click.fit(reader(clicks), progress=False, checkpoint=Checkpointing(tmp_path / "m"))
     assert main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "e")]) == 0
     assert "was not made by a configuration (shoal train ctr): shoal serve cannot rebuild it" in capsys.readouterr().err
@@ -831,10 +832,9 @@ def test_an_export_that_cannot_be_served_is_said(clicks, tmp_path, capsys):
 )
 def test_tables_with_the_rate_of_a_dense_adam_are_said(clicks, caplog, dense, rule, rate, warns):
     with shoal.local(threads=1) as store:
-        module = DeepFM(shoal.torch.tables(store, rule, linear_optimizer=shoal.FTRL()), 2, dim=2, hidden=[2])
+        module = DeepFM(shoal.torch.tables(store, rule, linear_optimizer=shoal.FTRL()), FIELDS, dim=2, hidden=[2])
         optimizer = shoal.Adam(lr=rate) if dense == "servers" else lambda given: torch.optim.Adam(given, lr=rate)
-        fields = Fields(names=["user", "ad"])
-        click = ClickModel(module, fields=fields, store=store, optimizer=optimizer, dense=dense)
+        click = ClickModel(module, store=store, optimizer=optimizer, dense=dense)
         click.fit(reader(clicks), progress=False)
     assert ("the rows of embedding have the learning rate of the dense part" in caplog.text) is warns
 
@@ -846,7 +846,7 @@ def test_a_file_without_categorical_columns_takes_all_others_but_the_ignored_one
     path.write_text(raw.format(clicks / "train.csv") + 'ignore = ["site"]\n' + rest)
     config = read(path)
     assert config.data.categorical == ("user", "ad")
-    assert list(fields_of(config.data).names) == ["user", "ad", "price"]
+    assert [one.name for one in features_of(config).all] == ["user", "ad", "price", "seen"]
     assert main(["train", "ctr", "--config", str(path), "--output", str(tmp_path / "m")]) == 0
     assert "columns: label click; categorical user, ad; numeric price; lists {'seen': 'ad'}" in capsys.readouterr().err
     path.write_text(raw.format(clicks / "train.csv") + 'ignore = ["sight"]\n' + rest)

@@ -149,6 +149,8 @@ class Field(Struct, frozen=True):
             value = os.fspath(value)
         if type(value) is int and float in self.kinds and int not in self.kinds:
             value = float(value)
+        if isinstance(value, tuple) and self.item is float:
+            value = tuple(float(one) if type(one) is int else one for one in value)
         if isinstance(value, tuple) and not all(type(one) is self.item for one in value):
             raise TypeError(f"{self.name} is {value!r:.80}: pass a list of {self.item.__name__}")
         if type(value) not in self.kinds:
@@ -221,7 +223,7 @@ def _field(info: msgspec.structs.FieldInfo) -> Field:
             choices += get_args(part)
             kinds.append(str)
         elif get_origin(part) is tuple:
-            item = get_args(part)[0]
+            item = get_origin(get_args(part)[0]) or get_args(part)[0]
             kinds.append(tuple)
         elif isinstance(part, type) and issubclass(part, Config):
             section = part

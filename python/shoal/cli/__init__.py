@@ -34,6 +34,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from shoal.base import own_code
 from shoal.base.interrupts import status_of, terminable
 from shoal.base.settings import to_toml
 from shoal.base.streams import open_closed_streams
@@ -74,6 +75,7 @@ def _run(words: list[str], ended: ExitStack) -> int:
             log_line(to_toml(options).rstrip())
             return DONE
         with terminable():
+            own_code.allow(getattr(options, "import_", ()))
             answer = command.run(options)
             with naming("standard output"):
                 emit(answer, json=arguments.get("json", False), quiet=arguments.get("quiet", False))

@@ -9,7 +9,7 @@ from shoal.base.plural import counted
 from shoal.base.settings import Setting
 from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer
-from shoal.cli.options import Command, Output
+from shoal.cli.options import Command, Imports, Output
 from shoal.cli.reading import Cache as CacheOption
 from shoal.config import Number
 
@@ -34,6 +34,7 @@ class Inspect(Output, frozen=True, kw_only=True):
     """The options of the command."""
 
     path: Annotated[str, "model, checkpoint or export, or s3://...", Setting(metavar="PATH", positional=True)]
+    import_: Imports = ()
     forecast: Annotated[
         tuple[str, ...],
         "count the rows that an expiry policy would remove: ttl:CLOCKS, norm:FLOOR, ...; repeatable",

@@ -26,6 +26,13 @@ class Output(Config, frozen=True, kw_only=True):
     quiet: Annotated[bool, "print neither progress nor text", Setting(in_file=False)] = False
 
 
+Imports = Annotated[
+    tuple[str, ...],
+    "package or module from which code that a click model names may be imported; repeatable",
+    Setting(metavar="NAME", in_file=False),
+]
+
+
 class Command(msgspec.Struct, frozen=True):
     """A command: its words, a line about it, examples that work, its options, and what it does.
 

@@ -59,6 +59,7 @@ class Predict(Reading, frozen=True, kw_only=True):
     output: Annotated[File, "file of the probabilities; - is standard output"]
     format: ModelFormat = None
     overwrite: Annotated[bool, "replace an existing file"] = False
+    task: Annotated[Name | None, "task of a click model with several labels (default: the first)"] = None
     threads: Threads = None
 
 
@@ -88,7 +89,7 @@ def predict(options: Predict) -> Answer:
             check_output(options.output, overwrite=options.overwrite, inputs=reader.paths)
         with naming(called), _output(options.output) as file:
             for batch in reader.unlabelled():
-                p = model.probabilities(batch)
+                p = model.probabilities(batch) if options.task is None else _of_task(model, options.task, batch)
                 if p.ndim == 2:  # of several classes
                     file.write("".join(["\t".join(map(repr, row)) + "\n" for row in p.tolist()]))
                 else:
@@ -100,6 +101,14 @@ def predict(options: Predict) -> Answer:
         if note and options.output == "-":
             warn(skipped)
         return Answer(text, {"examples": examples, "skipped": reader.skipped, "output": options.output})
+
+
+def _of_task(model: Any, task: str, batch: Batch) -> NDArray[np.float64]:
+    """Compute what a task of a click model predicts."""
+    found: dict[str, NDArray[np.float64]] = model.predict_tasks(batch) if hasattr(model, "predict_tasks") else {}
+    if task not in found:
+        raise ValueError(f"--task {task}: this model has the tasks {', '.join(found) or 'of one label'}")
+    return found[task]
 
 
 def evaluate(options: Evaluate) -> Answer:
@@ -135,6 +144,15 @@ def evaluate(options: Evaluate) -> Answer:
                 "normalized_entropy": metrics.normalized_entropy,
                 "gauc": None if grouped is None else grouped.gauc,
             }
+        tasks = getattr(model, "tasks", ())
+        if tasks and not reader.repeatable:
+            note += f"\nthis is {tasks[0]}: the other tasks are measured on files, which can be read twice"
+        elif tasks:
+            from msgspec import to_builtins
+
+            found = model.evaluate_tasks(reader)  # type: ignore[attr-defined]
+            note += "".join(f"\n{name:<12} {its}" for name, its in found.items())
+            facts["tasks"] = {name: to_builtins(found[name]) for name in tasks if name in found}
         return Answer(f"{metrics}{note}", facts)
 
 

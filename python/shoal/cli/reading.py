@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from shoal.base.defaults import BATCH_SIZE
 from shoal.base.settings import Setting
 from shoal.cli.answers import warn
-from shoal.cli.options import Output, option
+from shoal.cli.options import Imports, Output, option
 from shoal.config import (
     COLUMN_FORMATS,
     BatchSize,
@@ -37,6 +37,7 @@ class Reading(Output, frozen=True, kw_only=True):
     batch_size: BatchSize = BATCH_SIZE
     on_error: OnError = "raise"
     reader_threads: ReaderThreads = None
+    import_: Imports = ()
 
     @classmethod
     def of(cls, config: ReaderConfig, batch_size: int) -> Self:
@@ -96,8 +97,8 @@ def schema_of(config: ReaderConfig, form: str) -> dict[str, Any]:
         schema["sep"] = separator(schema["sep"])
     if isinstance(config, DataConfig) and config.history is not None:
         schema["lists"] = {config.history: config.item or config.history}
-        if form != "parquet":
-            schema["list_separator"] = config.list_separator
+    if isinstance(config, DataConfig) and form in ("csv", "tsv") and config.list_separator != "|":
+        schema["list_separator"] = config.list_separator
     if config.interactions:
         if form == "libsvm":
             raise ValueError("libsvm has no fields: --interactions applies to the other formats")

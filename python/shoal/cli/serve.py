@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from shoal.base.settings import Setting
 from shoal.base.sizes import memory_bytes
 from shoal.cli.answers import Answer, naming, warn
-from shoal.cli.options import Command, Output
+from shoal.cli.options import Command, Imports, Output
 from shoal.cli.reading import Cache
 from shoal.config import Count, File, LogFormat, Seconds, Size, Threads
 
@@ -49,6 +49,7 @@ class Serve(Output, frozen=True, kw_only=True):
         "running cluster, tcp://HOST:PORT/TABLE, whose current rows are read; tcp://HOST:PORT with --like or --config",
         Setting(metavar="EXPORT", positional=True),
     ] = None
+    import_: Imports = ()
     like: Annotated[
         str | None,
         "for tables of a running cluster: an export or a directory of a model, also of a checkpoint, with the kind, "

@@ -188,7 +188,7 @@ def train_ctr(options: TrainOptions) -> Answer:
         import torch
     except ImportError:
         raise ValueError("click-through-rate models require PyTorch: pip install 'shoal[torch]'") from None
-    from shoal.torch.config import build, checked
+    from shoal.torch.config import build, checked, with_intervals
     from shoal.torch.grid import ClickModelGrid
 
     if options.train.metric == "accuracy":
@@ -199,6 +199,7 @@ def train_ctr(options: TrainOptions) -> Answer:
     config = checked(replace(options, data=replace(options.data, format=form)))
     valid = open_config_reader(config, config.data.valid) if config.data.valid else None
     data = Data(open_config_reader(config, config.data.data), valid)
+    config = with_intervals(config, data.train)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     data.check(config, kept=True)
@@ -218,7 +219,10 @@ def open_config_reader(config: TrainConfig, files: Any) -> Reader:
     """Create the reader of files in the format and with the columns of a configuration of a click model."""
     form = config.data.format or ""
     size = config.train.batch_size or CLICK_BATCH_SIZE
-    return open_reader(files, form, Reading.of(config.data, size), schema_of(config.data, form))
+    from shoal.torch.config import schema_of as columns_of
+
+    schema = {**schema_of(config.data, form), **columns_of(config)}
+    return open_reader(files, form, Reading.of(config.data, size), schema)
 
 
 def _ftrl(settings: FTRLConfig) -> FTRL:

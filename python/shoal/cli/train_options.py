@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from shoal.base.settings import Setting
+from shoal.cli.options import Imports
 from shoal.config import LogFormat, TrainConfig
 
 
@@ -17,6 +18,7 @@ class TrainOptions(TrainConfig, frozen=True, kw_only=True):
         "grown, or further files follow them, since it started",
         Setting(metavar="appended", const=True, in_file=False),
     ] = False
+    import_: Annotated[Imports, Setting(models=("ctr",))] = ()
     overwrite: Annotated[bool, "replace an existing model", Setting(in_file=False)] = False
     progress: Annotated[
         int | float | None,

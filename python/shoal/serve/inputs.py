@@ -64,8 +64,8 @@ class InputSpec:
     def __init__(self, model: Predictor) -> None:
         schema: Mapping[str, Any] = model.schema
         self.format = model.format
-        fields = getattr(model, "fields", None)
-        self.fields_of = None if fields is None or isinstance(fields, int) else str(fields.form)
+        features = getattr(model, "features", None)
+        self.fields_of = None if features is None or isinstance(features, int) else str(features.form)
         self.columns = _columns(model.format, schema)
         self._roles = {} if self.columns is None else _roles(self.columns)
         every = self.columns is not None and self.columns.categorical is None

@@ -4,8 +4,8 @@
     table <--push, one step-- sum per unique key <----- gradient <--backward--
 
     Embedding, EmbeddingBag   the modules; sparse.py is their base, ops.py their operators for torch.compile
-    fields.py                 from a reader's batches to tensors of fixed fields, dense columns and histories
-    models/                   click models, which get their sparse parts from a factory; tables.py has factories
+    features.py, inputs.py    what a model reads of an example, and a reader's batches as tensors of it
+    model.py, models/         click models, which get their sparse parts from a factory; tables.py has factories
     click_model.py            a click model that learns from readers; config.py its TOML; grid.py several at once
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
@@ -38,9 +38,11 @@ from shoal.torch.click_model import ClickModel
 from shoal.torch.config import load
 from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
-from shoal.torch.fields import Fields, Inputs, inputs
+from shoal.torch.features import Features
 from shoal.torch.grid import ClickModelGrid
+from shoal.torch.inputs import Inputs, Items, inputs
 from shoal.torch.loader import BatchDataset, BatchLoader
+from shoal.torch.model import Model
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
 from shoal.torch.tables import TableRule, tables
@@ -53,8 +55,10 @@ __all__ = [
     "DenseParameters",
     "Embedding",
     "EmbeddingBag",
-    "Fields",
+    "Features",
     "Inputs",
+    "Items",
+    "Model",
     "Pipeline",
     "SparseModule",
     "TableRule",

@@ -32,34 +32,32 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shoal.base.scalars import plain, whole
-from shoal.data import Batch, Reader
+from shoal.base.scalars import whole
+from shoal.data import Batch
 from shoal.metrics import StreamMetrics
 from shoal.models import files, fitting, preprocessing
 from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fitting import OfCallbacks
 from shoal.models.history import History, Record
-from shoal.models.learner import FitState, Floats
+from shoal.models.learner import FitState
 from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan
 from shoal.models.predictor import read_calibration
-from shoal.models.saved_predictor import SavedPredictor
 from shoal.models.team import Team, Tolerance
 from shoal.optim import Adam, AdamW, Optimizer
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.table.table import Table
+from shoal.torch.click_predictor import ClickPredictor
 from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
-from shoal.torch.fields import Fields, Inputs, inputs
+from shoal.torch.features import Features
 from shoal.torch.finite import GRADIENT_LIMIT, are_finite, check_finite, largest_value
-from shoal.torch.models import DIN
-from shoal.torch.models.layers import Lookup
+from shoal.torch.inputs import Inputs
+from shoal.torch.model import Model, by_task, loss_of_tasks, losses_of
+from shoal.torch.models.layers import Lookup, keys_for
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.sparse import SparseModule
 from shoal.torch.tower import read_tower
@@ -72,17 +70,18 @@ _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls not
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
 
 
-class ClickModel(SavedPredictor):
+class ClickModel(ClickPredictor):
     """A click model: a torch module over tables of a store, with methods to train, predict, evaluate, save and load.
 
     Parameters
     ----------
     module : nn.Module
-        Computes logits float32[n] from `Inputs`. Its sparse parts are modules of `shoal.torch`.
-    fields : Fields or int
-        The features of a batch that it uses; see `inputs`.
+        Computes logits float32[n] from `Inputs`, of several tasks a dict of them; best a `shoal.torch.Model`. Its
+        sparse parts are modules of `shoal.torch`.
     store : Store
         Of its tables.
+    features : Features or int, optional
+        What the module reads of a batch; see `inputs`. Default: those of a `shoal.torch.Model`, which has its own.
     optimizer : torch.optim.Optimizer, callable or shoal.optim.Optimizer, optional
         Optimizer of the dense parameters, or a function that makes it from a list of them; default: Adam with a
         learning rate of 0.001. The function is called when the model first learns or is saved. With ``dense="servers"``
@@ -110,8 +109,8 @@ class ClickModel(SavedPredictor):
     ------
     ValueError
         A sparse part's table belongs to another store, ``optimizer`` does not fit ``dense``, ``precision`` is another
-        one, or ``staleness`` is above 0 and the module's lookups are not known before it is called, as for DIN and for
-        modules that are not from `shoal.torch.models`.
+        one, or ``staleness`` is above 0 and the module's lookups are not known before it is called: it has no
+        `shoal.torch.models.Lookup`.
     """
 
     kind = files.CLICK
@@ -120,8 +119,8 @@ class ClickModel(SavedPredictor):
         self,
         module: nn.Module,
         *,
-        fields: Fields | int,
         store: Store,
+        features: Features | int | None = None,
         optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None = None,
         dense: DenseSharing = "allreduce",
         staleness: int = 0,
@@ -129,15 +128,15 @@ class ClickModel(SavedPredictor):
         negative_rate: float = 1.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(store, Learning(negative_rate=negative_rate, warm_up=False, seed=seed), is_own=False)
+        learning = Learning(negative_rate=negative_rate, warm_up=False, seed=seed)
+        super().__init__(module, features, store, learning)
         if precision not in get_args(Precision):
             raise ValueError(f"precision is {precision!r}: pass one of {', '.join(get_args(Precision))}")
         found = {one.table.name: one.table for one in module.modules() if isinstance(one, SparseModule)}
         for name, table in found.items():
             if store.tables.get(name) is not table:
                 raise ValueError(f"table {name!r} is not of this store: pass the store that the module was made with")
-        self.module = module
-        self.fields = plain(fields)
+        self._losses = losses_of(self._described)
         self._tables = tuple(found.values())
         self._dense = dense_part(module, store, optimizer, dense)
         self.made_by: dict[str, Any] = {}
@@ -178,6 +177,10 @@ class ClickModel(SavedPredictor):
         """The tables of the module's sparse parts."""
         return self._tables
 
+    def refresh(self) -> None:
+        """Make the module's dense parameters the newest ones."""
+        self._dense.refresh()
+
     @property
     def staleness(self) -> int:
         """Number of batches by which rows are pulled ahead."""
@@ -209,13 +212,9 @@ class ClickModel(SavedPredictor):
 
     # ---- learning and predicting -------------------------------------------------------------------------------------
 
-    def prepare(self, batch: Batch) -> Inputs:
-        """Return a batch as `Inputs` of the module."""
-        return inputs(batch, self.fields)
-
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
         """Arrange each batch, and sort the keys of the models' lookups, in the background."""
-        self._dense.refresh()
+        self.refresh()
         examples = preprocessing.examples_of(batches)
         given, self._rows_ahead = self._rows_ahead, []
         self._pipeline = pipeline = Pipeline(
@@ -229,14 +228,12 @@ class ClickModel(SavedPredictor):
             yield from ready
 
     def _ahead(self) -> dict[nn.Module, Callable[[tuple[Batch, Inputs]], torch.Tensor]]:
-        """Return the keys that a model of `shoal.torch.models` looks up; DIN looks up others as well."""
-        if isinstance(self.module, DIN):
-            return {}
+        """Return the keys that the lookups of a model look up."""
         lookups = [lookup for lookup in self.module.modules() if isinstance(lookup, Lookup)]
         return {
-            table: functools.partial(_keys_of, lookup, number)
+            table: functools.partial(_keys_of, lookup, table)
             for lookup in lookups
-            for number, table in enumerate(lookup.tables)
+            for table in lookup.tables
             if isinstance(table, SparseModule)
         }
 
@@ -258,15 +255,15 @@ class ClickModel(SavedPredictor):
         self.module.train()
         scale = self._dense.begin(len(batch))
         with torch.autocast("cpu", torch.bfloat16, enabled=self._precision == "bfloat16"):
-            logits = self.module(prepared)
-        logits = logits.float()
-        if not are_finite([logits]):
+            outputs = by_task(self.module(prepared), self._described)
+        if not are_finite(outputs.values()):
             raise self._overflow("predictions", batch, prepared)
         # An invalid label or weight raises an error here, before any change.
+        logits = next(iter(outputs.values()))
         loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
         self._calibration = None
         weights = None if batch.weights is None else torch.from_numpy(batch.weights)
-        mean = binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels), weights)
+        mean = self._loss(outputs, prepared, self._labels_of(batch, prepared), weights)
         (mean if scale == 1.0 else mean * scale).backward()  # type: ignore[no-untyped-call]
         if not are_finite((parameter.grad for parameter in self.module.parameters()), GRADIENT_LIMIT):
             raise self._overflow("gradients of the dense part", batch, prepared)
@@ -277,11 +274,22 @@ class ClickModel(SavedPredictor):
     def _overflow(self, what: str, batch: Batch, prepared: Inputs) -> ValueError:
         """Return the error of a batch that would make the dense part NaN; the step is not made."""
         first = self.examples + 1
-        why = largest_value(prepared, self.fields) or "no value is large, so the steps are"
+        why = largest_value(prepared, self.features) or "no value is large, so the steps are"
         return ValueError(
             f"the {what} of a batch are not finite, that of the examples {first:,} to {self.examples + len(batch):,} "
             f"that this fit learns from: {why}: scale such values to about 1, or use a smaller learning rate"
         )
+
+    def _loss(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        prepared: Inputs,
+        labels: Mapping[str, torch.Tensor],
+        weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if isinstance(self.module, Model):
+            return self.module.loss(outputs, prepared, labels, weights, self._losses)
+        return loss_of_tasks(self._described, outputs, labels, weights, self._losses)
 
     def fit(
         self,
@@ -304,7 +312,7 @@ class ClickModel(SavedPredictor):
         data : Reader or iterable of Batch
             Iterated once for each pass. Batch size and order of the files are the reader's.
         valid : Reader or iterable of Batch, optional
-            Measured after every pass: log-loss, AUC, calibration, and GAUC if ``fields`` names a group.
+            Measured after every pass: log-loss, AUC, calibration, and GAUC if ``features`` names a group.
         epochs, shuffle, callbacks, progress, checkpoint, early_stopping
             As `shoal.LogisticRegression.fit`.
 
@@ -320,7 +328,7 @@ class ClickModel(SavedPredictor):
         WorkerLostError
             Another worker has ended, and the dense part is shared by all-reduce: the message says how to go on.
         ValueError
-            A setting is invalid, a line is malformed, or a batch does not fit the fields.
+            A setting is invalid, a line is malformed, or a batch does not fit the features.
         """
         workers = self._store.num_workers
         if workers > 1 and self._store.member.takes_splits:
@@ -395,49 +403,6 @@ class ClickModel(SavedPredictor):
     def set_common_state(self, state: bytes) -> None:
         """Restore `common_state`."""
         self._take_tower(read_tower(state, "the dense part of worker 0"), whole=True)
-
-    def _margins(self, batch: Batch, prepared: Inputs) -> Floats:
-        self.module.eval()
-        with torch.no_grad():
-            logits: Floats = self.module(prepared).double().numpy()
-        return logits
-
-    def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
-        """Return the group of each example, if the fields name one."""
-        if isinstance(self.fields, int) or self.fields.group is None:
-            return None
-        return self.fields.groups(batch)
-
-    def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
-        """Whether any of the examples has a group; ``groups`` as from `groups`."""
-        return isinstance(self.fields, int) or self.fields.has_groups(groups)
-
-    def check_groups(self, groups: npt.NDArray[np.uint64]) -> None:
-        """Raise ValueError if none of the examples has a group; ``groups`` as from `groups`."""
-        if isinstance(self.fields, Fields) and not self.fields.has_groups(groups):
-            raise ValueError(
-                f"group is {self.fields.group!r}, and no example has a feature of that field: name a field that the "
-                f"data has"
-            )
-
-    def check_fitted(self) -> None:
-        """Raise ValueError if the model has not learned from any data."""
-        if self.examples == 0:
-            raise ValueError("this model is not trained yet: call fit, or load one")
-
-    def reading(self, data: Any) -> Any:
-        """Return a reader whose batches have fields, if the module takes them by fields.
-
-        Raises
-        ------
-        ValueError
-            The reader has no such column, or no fields.
-        """
-        data = super().reading(data)
-        if not (isinstance(data, Reader) and isinstance(self.fields, Fields)):
-            return data
-        self.fields.check_columns(data.schema)
-        return data.with_fields()
 
     # ---- saving and restoring ----------------------------------------------------------------------------------------
 
@@ -575,5 +540,5 @@ class ClickModel(SavedPredictor):
         self._record = Record(History(), description["examples"], description["format"], description["schema"])
 
 
-def _keys_of(lookup: Lookup, number: int, prepared: tuple[Batch, Inputs]) -> torch.Tensor:
-    return lookup.asked(prepared[1].keys)[number][1]
+def _keys_of(lookup: Lookup, table: nn.Module, prepared: tuple[Batch, Inputs]) -> torch.Tensor:
+    return keys_for(prepared[1], lookup, table)

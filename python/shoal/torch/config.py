@@ -1,9 +1,10 @@
 """Click models from the configuration of ``shoal train ctr``: its checks that need PyTorch, and the model it describes.
 
-    [data]     the data, and the fields that the model uses
-    [model]    the architecture, and its sizes
-    [tables]   optimizer, initial rows and dtype of the tables; [tables.rules.NAME] of one of them
-    [train]    batches, passes, dense optimizer, early stopping
+    [data]          the data
+    [[features]]    what the model reads of an example; or columns of [data] by their roles
+    [model]         the architecture, and its sizes
+    [tables]        optimizer, initial rows and dtype of the tables; [tables.rules.NAME] of one of them
+    [train]         batches, passes, dense optimizer, early stopping
 
 `shoal.config.TrainConfig` has the settings, docs/ctr.md and docs/settings.md their descriptions.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
@@ -24,11 +26,13 @@ import torch
 from torch import nn
 
 from shoal import optim, schedules
+from shoal.base import own_code
 from shoal.base.machine import local_path
 from shoal.base.settings import check_names, read_file
 from shoal.base.settings import read as read_settings
 from shoal.base.suggest import nearest
-from shoal.config import COLUMN_FORMATS, DataConfig, TableConfig, TableSettings, TrainConfig
+from shoal.config import COLUMN_FORMATS, DataConfig, Feature, TableConfig, TableSettings, TrainConfig
+from shoal.data import Reader
 from shoal.lifecycle import parse_admission, parse_expiry
 from shoal.models import files
 from shoal.optim import Init, Normal, Optimizer
@@ -39,7 +43,8 @@ from shoal.store.base import Store
 from shoal.torch.click_model import ClickModel
 from shoal.torch.dense_optimizers import DENSE_OPTIMIZERS, dense_optimizer, with_defaults
 from shoal.torch.dense_part import DenseSharing
-from shoal.torch.fields import Fields, to_json
+from shoal.torch.features import Features
+from shoal.torch.model import Model
 from shoal.torch.models import MODELS
 from shoal.torch.other_columns import with_other_columns
 from shoal.torch.tables import TableRule, tables
@@ -47,28 +52,49 @@ from shoal.torch.tower import check_module, described_by
 
 Spec = Mapping[str, Any]  # {"name": "Adagrad", "lr": 0.02}
 Run = TypeVar("Run", bound=TrainConfig)
-_OF_DATA = ("make", "fields", "item", "dense")  # parameters of models that follow from [data]
 
 
-def fields_of(data: DataConfig) -> Fields:
-    """Return the fields that a model of these data uses."""
+def features_of(config: TrainConfig) -> Features:
+    """Return the features that a model of a configuration reads."""
+    data = config.data
     form = "csv" if data.format == "tsv" else data.format or ""
-    fields = Fields(
-        names=list(data.fields) or _usual_fields(data),
-        form=form,
-        dense=list(data.dense),
-        log=data.log,
-        history=data.history,
-        item=data.item,
-        group=data.group,
-    )
-    if data.format in COLUMN_FORMATS:
+    if config.features:
+        described: list[Any] = list(config.features)
+        for name in _OF_OLD:
+            if getattr(data, name):
+                raise ValueError(f"[data] has {name}, and there are [[features]], which say it: leave one of them out")
+    else:
+        described = _described_in(data)
+    features = Features(described, form=form, group=data.group, labels=data.labels)
+    if not config.features and data.format in COLUMN_FORMATS:
         lists = {} if data.history is None else {data.history: data.item}
         try:
-            fields.check_columns({"categorical": data.categorical, "numeric": data.numeric, "lists": lists})
+            features.check_columns({"categorical": data.categorical, "numeric": data.numeric, "lists": lists})
         except ValueError as error:
-            raise ValueError(f"[data] {str(error).replace('names has', 'fields has', 1)}") from None
-    return fields
+            raise ValueError(f"[data] {error}") from None
+    return features
+
+
+log = logging.getLogger(__name__)
+
+_OF_OLD = ("fields", "categorical", "numeric", "dense", "log", "history", "item")
+
+
+def _described_in(data: DataConfig) -> list[Feature]:
+    """Return the features that the section [data] names: columns by their roles."""
+    if (data.history is None) != (data.item is None):
+        raise ValueError(
+            f"[data] history is {data.history!r} and item {data.item!r}: a history needs the item it is about"
+        )
+    numeric = set(data.numeric) if data.format in COLUMN_FORMATS else set()
+    names = list(data.fields) or _usual_fields(data)
+    described = [
+        Feature(name=name, type="number", embed=True) if name in numeric else Feature(name=name) for name in names
+    ]
+    described += [Feature(name=name, type="number", log=data.log) for name in data.dense]
+    if data.history is not None:
+        described.append(Feature(name=data.history, type="sequence", share=data.item))
+    return described
 
 
 def _usual_fields(data: DataConfig) -> list[str]:
@@ -77,9 +103,18 @@ def _usual_fields(data: DataConfig) -> list[str]:
     taken = {*data.dense, data.history}
     names = [name for name in (*data.categorical, *data.numeric) if name not in taken]
     if not names:
-        what = "categorical and numeric, or fields" if data.format in COLUMN_FORMATS else "fields"
+        what = (
+            "[[features]], or categorical and numeric" if data.format in COLUMN_FORMATS else "[[features]], or fields"
+        )
         raise ValueError(f"[data] names no fields of {data.format} data: give {what}")
     return names
+
+
+def schema_of(config: TrainConfig) -> dict[str, Any]:
+    """Return the columns of the features as arguments of the function that makes the reader."""
+    if not config.features or config.data.format not in COLUMN_FORMATS:
+        return {}
+    return {name: columns for name, columns in features_of(config).columns.items() if columns or name == "categorical"}
 
 
 def made_by(config: TrainConfig) -> dict[str, Any]:
@@ -88,7 +123,7 @@ def made_by(config: TrainConfig) -> dict[str, Any]:
     names = [*TableSettings.__struct_fields__, "linear_optimizer"]
     return {
         "model": config.model,
-        "fields": to_json(fields_of(config.data)),
+        "features": features_of(config).to_json(),
         "tables": {
             **{name: value for name in names if (value := getattr(tables, name)) is not None},
             "rules": tables.rules or {},
@@ -98,7 +133,25 @@ def made_by(config: TrainConfig) -> dict[str, Any]:
         "staleness": train.staleness,
         "dense": train.dense,
         "precision": train.precision,
+        **_code_of(config.model or {}),
     }
+
+
+def _code_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the code of a user's own model is from."""
+    name = str(model["name"])
+    return {"code": own_code.recorded(_kind_of(name))} if own_code.is_own(name) else {}
+
+
+def with_intervals(config: Run, data: Reader) -> Run:
+    """Return the configuration with the intervals of buckets by quantiles, found in the first training examples."""
+    features = features_of(config)
+    if not features.needs_data:
+        return config
+    if not data.repeatable:
+        raise ValueError("[[features]] has quantiles, which are found before a stream is read: give edges")
+    found = features.fitted(data.unlabelled().with_fields())
+    return msgspec.structs.replace(config, features=tuple(found.to_json()["features"]))
 
 
 ADAM = {"name": "Adam", "lr": 0.001}
@@ -123,7 +176,13 @@ def parse(raw: Mapping[str, Any]) -> TrainConfig:
 
 def checked(config: Run) -> Run:
     """Return the configuration of a click model with the columns of its data that it does not name, checked."""
-    data = with_other_columns(config.data)
+    data = config.data if config.features else with_other_columns(config.data)
+    if data.labels:
+        first = next(iter(data.labels.values()))
+        label = first.get("column") if isinstance(first, Mapping) else first
+        if data.label not in (None, label):
+            raise ValueError(f"[data] label is {data.label!r}, and the first of the labels {label!r}: leave label out")
+        data = msgspec.structs.replace(data, label=label)
     config = msgspec.structs.replace(config, data=data, model=_model(config.model or {}))
     if data.format == "libsvm":
         raise ValueError(f"[data] format is libsvm, which has no fields: it is one of {', '.join(_FORMATS)}")
@@ -131,10 +190,11 @@ def checked(config: Run) -> Run:
         raise ValueError(f"[data] has no format: it is one of {', '.join(_FORMATS)}")
     if data.format in COLUMN_FORMATS and data.label is None:
         raise ValueError(f"[data] has no label: {data.format} needs the name of a column")
-    _ = fields_of(data), _rule(config.tables)
+    _ = features_of(config), _rule(config.tables)
+    is_own = own_code.is_own(str((config.model or {})["name"]))
     for name, rule in (config.tables.rules or {}).items():
         stem, _, number = name.partition("-")
-        if stem not in _TABLES or (number and not number.isdecimal()):
+        if not is_own and (stem not in _TABLES or (number and not number.isdecimal())):
             check_names([name], _TABLES, "[tables.rules]")
         _rule(_table_settings(name, rule), f"[tables.rules.{name}]")
     optimizer = config.train.optimizer or ADAM
@@ -177,10 +237,9 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
 def _model(given: Mapping[str, Any]) -> dict[str, Any]:
     """Check the settings of a model against the parameters of its class."""
     if "name" not in given:
-        raise ValueError(f"[model] has no name: it is one of {', '.join(MODELS)}")
+        raise ValueError(f"[model] has no name: it is one of {', '.join(MODELS)}, or your own, mypkg.module:Class")
     name = given["name"]
-    _known([str(name)], list(MODELS), "[model]", "model")
-    takes = _takes(MODELS[name])
+    takes = _takes(_kind_of(name))
     out: dict[str, Any] = {"name": name}
     _known([key for key in given if key != "name"], list(takes), f"[model] of {name}")
     for key, value in given.items():
@@ -189,10 +248,27 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _takes(kind: type[nn.Module]) -> dict[str, Any]:
+def _kind_of(name: Any) -> type[Model]:
+    """Return the class of a model by its name, or that of a user's own."""
+    if not own_code.is_own(str(name)):
+        _known([str(name)], list(MODELS), "[model]", "model")
+        return MODELS[name]
+    kind = own_code.named(name, "[model] name")
+    if not (isinstance(kind, type) and issubclass(kind, Model)):
+        raise ValueError(f"[model] name is {name!r}, which is no subclass of shoal.torch.Model")
+    return kind
+
+
+def _takes(kind: type[Model]) -> dict[str, Any]:
     """Return the settings of a model with their types."""
     hints = get_type_hints(kind.__init__)
-    return {name: hints[name] for name in inspect.signature(kind).parameters if name not in _OF_DATA}
+    takes: dict[str, Any] = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes |= get_type_hints(get_args(hints[name])[0]) if get_args(hints.get(name)) else {}
+        elif name not in ("make", "features"):
+            takes[name] = hints.get(name, Any)
+    return takes
 
 
 # ---- building --------------------------------------------------------------------------------------------------------
@@ -205,7 +281,14 @@ def build(config: TrainConfig | Mapping[str, Any], store: Store) -> ClickModel:
     so that dropout is repeatable too.
     """
     described = made_by(config) if isinstance(config, TrainConfig) else dict(config)
-    module, fields = _make_module(described, store)
+    if "code" in described and (now := _code_of(described["model"])["code"]) != described["code"]:
+        log.warning(
+            "the code of %s has changed since the model was saved: %s, now %s",
+            described["model"]["name"],
+            described["code"],
+            now,
+        )
+    module = _make_module(described, store)
     dense: DenseSharing = described["dense"]
     optimizer: Optimizer | functools.partial[torch.optim.Optimizer]
     if dense == "servers":
@@ -215,27 +298,18 @@ def build(config: TrainConfig | Mapping[str, Any], store: Store) -> ClickModel:
         optimizer = functools.partial(rule, **how)
     how = {name: described[name] for name in ("seed", "staleness", "precision")}
     rate = config.train.negative_rate if isinstance(config, TrainConfig) else 1.0
-    model = ClickModel(module, fields=fields, store=store, optimizer=optimizer, dense=dense, negative_rate=rate, **how)
+    model = ClickModel(module, store=store, optimizer=optimizer, dense=dense, negative_rate=rate, **how)
     model.made_by = described
     return model
 
 
-def _make_module(made_by: Mapping[str, Any], store: Store) -> tuple[nn.Module, Fields]:
-    """Make the module that a configuration describes, with its tables in ``store``; and its fields."""
+def _make_module(made_by: Mapping[str, Any], store: Store) -> Model:
+    """Make the module that a configuration describes, with its tables in ``store``."""
     settings = dict(made_by["model"])
-    kind = MODELS[settings.pop("name")]
-    fields = Fields(**made_by["fields"])
-    takes = inspect.signature(kind).parameters
-    name = made_by["model"]["name"]
-    if fields.dense:
-        if "dense" not in takes:
-            raise ValueError(f"model {name} takes no dense columns: name them among [data] fields, or take another")
-        settings["dense"] = len(fields.dense)
-    if (fields.history is None) == ("item" in takes):
-        which = "needs [data] history and item" if "item" in takes else "takes no history"
-        raise ValueError(f"model {name} {which}")
-    if fields.history is not None:
-        settings["item"] = fields.item_index
+    kind = _kind_of(settings.pop("name"))
+    features = Features.from_json(made_by["features"])
+    if features.needs_data:
+        raise ValueError("there are buckets by quantiles whose intervals are not known yet: call with_intervals first")
     rules = read_settings(TableConfig, made_by["tables"], "[tables]")
     seed = made_by["seed"]
     usual = _rule(rules, seed=seed)
@@ -253,11 +327,15 @@ def _make_module(made_by: Mapping[str, Any], store: Store) -> tuple[nn.Module, F
         seed=seed,
     )
     torch.manual_seed(seed)
-    return kind(make, len(fields), **settings), fields
+    return kind(make, features, **settings)  # type: ignore[call-arg, arg-type]
 
 
 def load(
-    directory: StoragePath, *, store: Store | None = None, storage_options: Mapping[str, Any] | None = None
+    directory: StoragePath,
+    *,
+    store: Store | None = None,
+    imports: Iterable[str] = (),
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ClickModel:
     """Read a click model that was trained by a configuration; it predicts, bit for bit, as the saved one.
 
@@ -266,6 +344,9 @@ def load(
     directory : path or URL
     store : Store, optional
         The store of the tables; default: a new local store, closed by the model's `close`.
+    imports : iterable of str
+        Packages whose code a model of your own may be made of: see `shoal.torch.Model`. They are allowed in this
+        process from now on.
     storage_options : mapping, optional
         Options of the file system of a URL: see `shoal.Store.save`.
 
@@ -280,6 +361,7 @@ def load(
     ValueError
         It is not a click model, or the caller made its module: make the module, and call `ClickModel.restore`.
     """
+    own_code.allow(imports)
     where = open_dir(directory, storage_options)
     described = files.read(where)
     if described.model != files.CLICK:
@@ -287,10 +369,11 @@ def load(
     if not described.click:
         raise ValueError(
             f"the module of {where} was not made by a configuration: make it over the same tables, and "
-            f"call ClickModel(module, fields=fields, store=store).restore({str(where)!r})"
+            f"call ClickModel(module, store=store).restore({str(where)!r})"
         )
     target = files.store_for(where) if store is None else store
     try:
+        _allow(described.click)
         tower = files.read_tower(where, described)
         check_module(functools.partial(_make_module, described.click), tower, where.address(described.tower or ""))
         with torch.random.fork_rng(devices=[]), described_by(where.address(files.MODEL_FILE)):
@@ -305,10 +388,18 @@ def load(
     return model
 
 
+def _allow(made_by: Mapping[str, Any]) -> None:
+    """Raise ValueError if the module is of code that is not allowed here."""
+    name = str(made_by.get("model", {}).get("name", ""))
+    if own_code.is_own(name):
+        _kind_of(name)
+
+
 def exported(description: Mapping[str, Any], tower: bytes, store: Store) -> ClickModel:
     """Make the click model of an export, of a description by `shoal.models.files.for_export`; it only predicts."""
     if not description["click"]:
         raise ValueError("the module of this click model was not made by a configuration, so it cannot be rebuilt")
+    _allow(description["click"])
     check_module(functools.partial(_make_module, description["click"]), tower, "tower.pt")
     with torch.random.fork_rng(devices=[]):
         model = build(description["click"], store)

@@ -7,12 +7,13 @@ it makes all later predictions NaN: the step raises an error instead, before it 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from shoal.torch.fields import Fields, Inputs
+from shoal.torch.features import Features
+from shoal.torch.inputs import Inputs, Items
 
 # Squares of larger gradients overflow in the state of Adam and Adagrad: their parameters would never move again.
 GRADIENT_LIMIT = 1.8e19
@@ -40,10 +41,10 @@ def check_finite(module: nn.Module) -> None:
             )
 
 
-def largest_value(inputs: Inputs, fields: Fields | int) -> str:
+def largest_value(inputs: Inputs, features: Features | int) -> str:
     """Describe the largest value of a batch, if it is large enough to make predictions overflow; else nothing."""
     found: list[tuple[float, str]] = []
-    for values, names in _valued(inputs, fields):
+    for values, names in _valued(inputs, features):
         sizes = torch.nan_to_num(values.detach().abs(), nan=float("inf"))
         example, column = divmod(int(sizes.argmax()), values.shape[1])
         value = float(values[example, column])
@@ -52,26 +53,23 @@ def largest_value(inputs: Inputs, fields: Fields | int) -> str:
     return text if size > _LARGE else ""
 
 
-def _valued(inputs: Inputs, fields: Fields | int) -> list[tuple[torch.Tensor, list[str]]]:
-    fixed = (
-        [f"field {number}" for number in range(fields)]
-        if isinstance(fields, int)
-        else [f"field {name!r}" for name in fields.names]
-    )
-    dense = [] if isinstance(fields, int) else [f"field {name!r}" for name in fields.dense]
-    pairs = [(inputs.values, fixed), (inputs.dense, dense), (_of_history(inputs), _history_name(fields))]
-    return [(values, names) for values, names in pairs if values is not None and values.numel()]
+def _valued(inputs: Inputs, features: Features | int) -> Iterator[tuple[torch.Tensor, list[str]]]:
+    if isinstance(features, int):
+        pairs = [(inputs.values, [f"field {number}" for number in range(features)])]
+    else:
+        dense = [f"feature {one.name!r}" for one in features.dense for _ in range(one.size or 1)]
+        pairs = [(inputs.values, [f"feature {one.name!r}" for one in features.fixed]), (inputs.dense, dense)]
+    pairs += [
+        (_of_items(items, values), [f"feature {name!r}"])
+        for name, items in {**inputs.lists, **inputs.sequences}.items()
+        for values in (items.weights, *(() if items.numeric is None else items.numeric.unbind(1)))
+    ]
+    yield from ((values, names) for values, names in pairs if values is not None and values.numel())
 
 
-def _of_history(inputs: Inputs) -> torch.Tensor | None:
-    """Return the largest value in the history of each example, float32[n, 1]."""
-    if inputs.history is None or inputs.history_values is None:
+def _of_items(items: Items, values: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the largest of the items' values of each example, float32[n, 1]."""
+    if values is None:
         return None
-    _, offsets = inputs.history
-    example = torch.repeat_interleave(offsets.diff(), output_size=len(inputs.history_values))
-    largest = torch.zeros(len(offsets) - 1)
-    return largest.scatter_reduce(0, example, inputs.history_values.abs(), "amax").unsqueeze(1)
-
-
-def _history_name(fields: Fields | int) -> list[str]:
-    return [] if isinstance(fields, int) or fields.history is None else [f"field {fields.history!r}"]
+    largest = torch.zeros(len(items.offsets) - 1)
+    return largest.scatter_reduce(0, items.example, values.abs(), "amax").unsqueeze(1)

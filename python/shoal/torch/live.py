@@ -50,7 +50,7 @@ class LiveClickModel(ClickModel):
                 'read: train it with dense = "servers" in [train], or export its checkpoints (shoal export) and serve '
                 "the exports with --watch"
             )
-        model = cls(made.module, fields=made.fields, store=store)
+        model = cls(made.module, store=store)
         model.made_by = made_by
         model.take_exported(description, None)
         if size:

@@ -87,7 +87,7 @@ def tables(
     >>> import shoal
     >>> store = shoal.local()
     >>> make = tables(store, shoal.Adagrad(lr=0.05), linear_optimizer=shoal.FTRL(l1=1.0))
-    >>> model = shoal.torch.models.DeepFM(make, fields=3, dim=8, hidden=(16,))
+    >>> model = shoal.torch.models.DeepFM(make, features=3, dim=8, hidden=(16,))
     >>> {name: (table.dim, type(table.optimizer).__name__) for name, table in store.tables.items()}
     {'linear': (1, 'FTRL'), 'embedding': (8, 'Adagrad')}
     """

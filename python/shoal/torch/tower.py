@@ -74,7 +74,7 @@ def _check_calls(content: bytes) -> None:
             raise ValueError(f"it names {argument or operation.name}")
 
 
-def check_module(make: Callable[[Store], tuple[nn.Module, object]], data: bytes, what: str) -> None:
+def check_module(make: Callable[[Store], nn.Module], data: bytes, what: str) -> None:
     """Check that the module that `make` makes has the parameters of a dense part: CorruptionError. Takes no memory."""
     found = _shapes(read_tower(data, what)["module"])
     left = len(found)
@@ -95,7 +95,7 @@ def check_module(make: Callable[[Store], tuple[nn.Module, object]], data: bytes,
             torch.device("meta"),
             torch.random.fork_rng(devices=[]),
         ):
-            wanted = _shapes(make(store)[0].state_dict())
+            wanted = _shapes(make(store).state_dict())
     finally:
         counting.remove()
     for name in found | wanted:

@@ -31,7 +31,7 @@ from shoal.tools.reports import charts
 from shoal.tools.reports.page import Facts, HeldOut, page
 
 if TYPE_CHECKING:
-    from shoal.torch import ClickModel
+    from shoal.torch import ClickModel, Features
 
 FILE = "report.html"
 TOP = 30
@@ -172,13 +172,20 @@ def _of_click(model: ClickModel) -> _KindSections:
             *((name.replace("_", " "), str(value)) for name, value in network.items()),
             ("dense parameters", f"{model.dense_parameters:,}"),
             ("dense optimizer", ", ".join(f"{name} {value}" for name, value in made_by["optimizer"].items())),
-            *((name, _named(value)) for name, value in made_by["fields"].items() if value and name != "form"),
+            *_of_features(model.features),
         ],
     )
 
 
-def _named(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _of_features(features: Features | int) -> list[tuple[str, str]]:
+    """Return the features by type, the labels and the group."""
+    if isinstance(features, int):
+        return [("categories", str(features))]
+    by_type: dict[str, list[str]] = {}
+    for one in features.all:
+        by_type.setdefault(one.type, []).append(one.name)
+    found = {**by_type, "labels": list(features.tasks), "group": [features.group] if features.group else []}
+    return [(name, ", ".join(names)) for name, names in found.items() if names]
 
 
 def _facts(

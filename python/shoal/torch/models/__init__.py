@@ -6,10 +6,10 @@
     DeepFM        DeepFM                         FM and a tower that share the vectors
     DCNV2         DCN-V2                         cross layers of full or low rank
     DLRM          DLRM                           products of pairs between two towers
-    DIN           Deep Interest Network          attention of an item to a history
+    DIN           Deep Interest Network          attention of an item to sequences
     AutoInt       AutoInt                        attention of fields to fields
 
-    model = DeepFM(make, fields, dim=16, hidden=(400, 400, 400));   logits = model(inputs)
+    model = DeepFM(make, features, dim=16, hidden=(400, 400, 400));   logits = model(inputs)
 
 ``make`` creates the sparse parts (layers.py), so a model does not depend on where its rows are. Dense parts start at
 torch's own initial values, drawn from torch's generator: `torch.manual_seed` before making a model fixes them.
@@ -19,22 +19,36 @@ Threads: as torch's modules.
 
 from __future__ import annotations
 
-from torch import nn
-
+from shoal.torch.model import Model
 from shoal.torch.models.autoint import AutoInt
 from shoal.torch.models.dcnv2 import DCNV2
 from shoal.torch.models.deepfm import DeepFM
 from shoal.torch.models.din import DIN
 from shoal.torch.models.dlrm import DLRM
 from shoal.torch.models.fm import FM
-from shoal.torch.models.layers import Maker
+from shoal.torch.models.layers import Deep, Lookup, Maker, Vectors, look_up
 from shoal.torch.models.lr import LR
 from shoal.torch.models.wide_deep import WideAndDeep
 
-__all__ = ["DCNV2", "DIN", "DLRM", "FM", "LR", "MODELS", "AutoInt", "DeepFM", "Maker", "WideAndDeep"]
+__all__ = [
+    "DCNV2",
+    "DIN",
+    "DLRM",
+    "FM",
+    "LR",
+    "MODELS",
+    "AutoInt",
+    "Deep",
+    "DeepFM",
+    "Lookup",
+    "Maker",
+    "Vectors",
+    "WideAndDeep",
+    "look_up",
+]
 
 # By the names of the command line.
-MODELS: dict[str, type[nn.Module]] = {
+MODELS: dict[str, type[Model]] = {
     "lr": LR,
     "fm": FM,
     "wide_deep": WideAndDeep,

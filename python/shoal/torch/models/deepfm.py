@@ -5,52 +5,53 @@ H. Guo et al., DeepFM: A Factorization-Machine based Neural Network for CTR Pred
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 from torch import Tensor, nn
 
-from shoal.torch.fields import Inputs
-from shoal.torch.models.layers import Linear, Lookup, Maker, flat, look_up, pairs, tower
+from shoal.torch.features import Features
+from shoal.torch.inputs import Inputs
+from shoal.torch.model import Model
+from shoal.torch.models.layers import Deep, Linear, Lookup, Maker, flat, look_up, pairs, tower
 
 
-class DeepFM(nn.Module):
+class DeepFM(Model):
     """The sum of three logits: first order, all pairs, and a tower over the same vectors, concatenated.
 
     Parameters
     ----------
     make : Maker
         Makes the tables ``linear`` of dim 1 and ``embedding`` of dim ``dim``.
-    fields : int
+    features : Features or int
+        What it reads; a number: that many categories.
     dim : int
-    hidden : sequence of int
-        Widths of the tower's layers.
     per_field : bool
         Whether each field has tables of its own.
-    dense : int
-        Dense columns, which enter the tower.
-    dropout : float
+    embedding_dropout : float
+        Of the numbers of rows.
+    **deep
+        Settings of the tower: see `Deep`.
     """
 
     def __init__(
         self,
         make: Maker,
-        fields: int,
+        features: Features | int,
         *,
         dim: int = 16,
-        hidden: Sequence[int] = (400, 400, 400),
         per_field: bool = False,
-        dense: int = 0,
-        dropout: float = 0.0,
+        embedding_dropout: float = 0.0,
+        **deep: Unpack[Deep],
     ) -> None:
-        super().__init__()
-        self.weights = Lookup(make, "linear", fields, 1, per_field=per_field)
-        self.embedding = Lookup(make, "embedding", fields, dim, per_field=per_field)
+        super().__init__(features)
+        self.weights = Lookup(make, "linear", self.features, 1, per_field=per_field, own_dims=False)
+        self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
         self.linear = Linear()
-        self.tower = tower(fields * dim + dense, hidden, dropout=dropout)
-        self.deep = nn.Linear(hidden[-1], 1, bias=False)  # the linear part has the bias
+        self.tower = tower(self.embedding.count * dim + self.features.dense_width, **deep)
+        self.deep = nn.Linear(self.tower.width, 1, bias=False)  # the linear part has the bias
 
     def forward(self, x: Inputs) -> Tensor:
         """Compute the logits float32[n]."""
         weights, rows = look_up(x, self.weights, self.embedding)
-        deep = self.deep(self.tower(flat(rows, x.dense))).squeeze(1)
-        return self.linear(weights) + pairs(rows) + deep
+        deep = self.deep(self.tower(flat(rows.fields, x.dense))).squeeze(1)
+        return self.linear(weights.fields) + pairs(rows.fields) + deep

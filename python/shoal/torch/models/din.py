@@ -1,4 +1,4 @@
-"""DIN: attention over a user's history, whose weights depend on the candidate item.
+"""DIN: attention over a user's sequences, whose weights depend on the candidate item.
 
 G. Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018.
 """
@@ -6,93 +6,117 @@ G. Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 201
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from shoal.torch.fields import Inputs
-from shoal.torch.models.layers import Lookup, Maker, flat, pull, tower
+from shoal.torch.features import Features
+from shoal.torch.inputs import Inputs
+from shoal.torch.model import Model
+from shoal.torch.models.layers import Deep, ItemRows, Lookup, Maker, flat, look_up, softmax_of, tower
 
 
 class Interest(nn.Module):
-    """The sum of a history's vectors, each times a weight that it has for the item: float32[n, dim].
+    """The sum of a sequence's vectors, each times a weight that it has for the item: float32[n, width].
 
-    The weight is the output of a small tower for (h, i, h - i, h * i), h being a vector of the history and i the
-    item's. It is not normalized over the history (section 4.3), so that many similar items mean strong interest.
+    The weight is the output of a small tower for (h, i, h - i, h * i), h being a vector of the sequence and i the
+    item's; of h the last two have the numbers that i has as well. By default it is not normalized over the sequence
+    (section 4.3), so that many similar items mean strong interest; with ``softmax`` the weights of an example add up
+    to 1. An item with the weight w counts as w items.
     """
 
-    def __init__(self, dim: int, hidden: Sequence[int]) -> None:
+    def __init__(self, dim: int, width: int, target: Sequence[int], hidden: Sequence[int], *, softmax: bool) -> None:
         super().__init__()
-        self.tower = nn.Sequential(tower(4 * dim, hidden), nn.Linear(hidden[-1], 1))
+        self.softmax = softmax
+        self.target = list(target)  # the fixed field of each part of h, -1: none
+        self.dim = dim
+        at_hand = sum(field >= 0 for field in target) * dim
+        self.tower = nn.Sequential(score := tower(width + 3 * at_hand, hidden), nn.Linear(score.width, 1))
 
-    def forward(self, item: Tensor, history: Tensor, offsets: Tensor, values: Tensor | None = None) -> Tensor:
-        """Pool a jagged history, float32[nnz, dim] with int64[n + 1], by the items, float32[n, dim].
+    def forward(self, fields: Tensor, history: ItemRows) -> Tensor:
+        """Pool a sequence, by the items among the rows of the fixed fields, float32[n, fields, dim]."""
+        rows, example = history.rows, history.items.example
+        item = torch.cat([fields[:, field] for field in self.target if field >= 0], dim=1)[example]
+        parts = torch.split(rows, self.dim, dim=1)
+        same = torch.cat([part for part, field in zip(parts, self.target, strict=False) if field >= 0], dim=1)
+        weights = self.tower(torch.cat([rows, item, same - item, same * item], dim=1))
+        if self.softmax:
+            weights = softmax_of(weights.squeeze(1), example, len(fields)).unsqueeze(1)
+        if history.items.weights is not None:
+            weights = weights * history.items.weights.unsqueeze(1)
+        return rows.new_zeros(len(fields), rows.shape[1]).index_add(0, example, weights * rows)
 
-        An event with a value v, of float32[nnz], counts as v events.
-        """
-        example = torch.repeat_interleave(offsets.diff(), output_size=history.shape[0])
-        at_hand = item[example]
-        weights = self.tower(torch.cat([history, at_hand, history - at_hand, history * at_hand], dim=1))
-        if values is not None:
-            weights = weights * values.unsqueeze(1)
-        return torch.zeros_like(item).index_add(0, example, weights * history)
 
+class DIN(Model):
+    """A tower over the fields' vectors and the interests that the sequences imply.
 
-class DIN(nn.Module):
-    """A tower over the fields' vectors and the interest in the item that the history implies.
-
-    The history's keys have their rows in the item's table: the reader hashes them in the item's field
-    (`shoal.torch.Fields`). If an example has no history, its interest is 0.
+    A sequence's items have their rows in the item's table: ``share`` names the item's field, and that of a side column
+    its own (`shoal.torch.Features`). If an example has no items, its interest is 0.
 
     Parameters
     ----------
     make : Maker
         Makes the table ``embedding`` of dim ``dim``.
-    fields : int
-    item : int
-        Index of the item's field, from 0.
+    features : Features
+        What it reads, with one sequence or more.
     dim : int
-    hidden : sequence of int
-        Widths of the tower's layers.
     attention : sequence of int
-        Widths of the layers of the tower that weighs the history.
+        Widths of the layers of the tower that weighs the items.
+    softmax : bool
+        Whether the weights of an example's items are normalized.
     per_field : bool
         Whether each field has a table of its own.
-    dense : int
-        Dense columns, which enter the tower.
-    dropout : float
+    embedding_dropout : float
+        Of the numbers of rows.
+    **deep
+        Settings of the tower: see `Deep`.
     """
 
     def __init__(
         self,
         make: Maker,
-        fields: int,
+        features: Features | int,
         *,
-        item: int = 0,
         dim: int = 16,
-        hidden: Sequence[int] = (400, 400, 400),
         attention: Sequence[int] = (80, 40),
+        softmax: bool = False,
         per_field: bool = False,
-        dense: int = 0,
-        dropout: float = 0.0,
+        embedding_dropout: float = 0.0,
+        **deep: Unpack[Deep],
     ) -> None:
-        super().__init__()
-        if not 0 <= item < fields:
-            raise ValueError(f"item is {item}: pass the number of one of {fields} fields, 0 to {fields - 1}")
-        self.item = item
-        self.embedding = Lookup(make, "embedding", fields, dim, per_field=per_field)
-        self.interest = Interest(dim, attention)
-        self.tower = tower((fields + 1) * dim + dense, hidden, dropout=dropout)
-        self.last = nn.Linear(hidden[-1], 1)
+        super().__init__(features)
+        sequences = self.features.sequences
+        if not sequences:
+            raise ValueError("DIN reads sequences, and there is none: describe a feature of the type sequence")
+        self.embedding = Lookup(
+            make,
+            "embedding",
+            self.features,
+            dim,
+            per_field=per_field,
+            pools_sequences=False,
+            dropout=embedding_dropout,
+        )
+        for one in sequences:
+            if max(self.embedding.target(one.name)) < 0:
+                raise ValueError(
+                    f"sequence {one.name!r} shares the rows of no category, so there is no item that it is compared "
+                    "with: name it, as in share = 'ad'"
+                )
+        widths = [self.embedding.width(one.name) for one in sequences]
+        self.interests = nn.ModuleList(
+            Interest(dim, width, self.embedding.target(one.name), attention, softmax=softmax)
+            for one, width in zip(sequences, widths, strict=True)
+        )
+        self.tower = tower(sum(widths) + self.embedding.count * dim + self.features.dense_width, **deep)
+        self.last = nn.Linear(self.tower.width, 1)
 
     def forward(self, x: Inputs) -> Tensor:
         """Compute the logits float32[n]."""
-        if x.history is None:
-            raise ValueError("DIN needs a history: pass Inputs with history=(keys, offsets)")
-        keys, offsets = x.history
-        *found, history = pull([*self.embedding.asked(x.keys), (self.embedding.table_of(self.item), keys)])
-        rows = self.embedding.answered(found)
-        interest = self.interest(rows[:, self.item], history, offsets, x.history_values)
-        if x.values is not None:
-            rows = rows * x.values.unsqueeze(-1)
-        return self.last(self.tower(torch.cat([interest, flat(rows, x.dense)], dim=1))).squeeze(1)
+        (rows,) = look_up(x, self.embedding)
+        histories = rows.sequences.values()
+        interests = [
+            interest(rows.fields, history) for interest, history in zip(self.interests, histories, strict=True)
+        ]
+        return self.last(self.tower(torch.cat([*interests, flat(rows.fields, x.dense)], dim=1))).squeeze(1)

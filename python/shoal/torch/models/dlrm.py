@@ -7,12 +7,15 @@ M. Naumov et al., Deep Learning Recommendation Model for Personalization and Rec
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from shoal.torch.fields import Inputs
-from shoal.torch.models.layers import Lookup, Maker, look_up, tower
+from shoal.torch.features import Features
+from shoal.torch.inputs import Inputs
+from shoal.torch.model import Model
+from shoal.torch.models.layers import Deep, Lookup, Maker, look_up, tower
 
 
 def dots(vectors: Tensor) -> Tensor:
@@ -22,52 +25,52 @@ def dots(vectors: Tensor) -> Tensor:
     return products[:, row, column]
 
 
-class DLRM(nn.Module):
+class DLRM(Model):
     """Dot products of all pairs of vectors: those of the keys, and the bottom tower's output for the dense columns.
 
     Parameters
     ----------
     make : Maker
         Makes the table ``embedding`` of dim ``dim``.
-    fields : int
+    features : Features or int
+        What it reads; a number: that many categories.
     dim : int
-    hidden : sequence of int
-        Widths of the top tower's layers.
     per_field : bool
         Whether each field has a table of its own, as in the paper.
-    dense : int
-        Dense columns; without any there is no bottom tower.
     bottom : sequence of int
-        Widths of the bottom tower's layers; a last one of width ``dim`` is appended.
-    dropout : float
+        Widths of the bottom tower's layers; a last one of width ``dim`` is appended. Without numbers there is none.
+    embedding_dropout : float
+        Of the numbers of rows.
+    **deep
+        Settings of the top tower: see `Deep`.
     """
 
     def __init__(
         self,
         make: Maker,
-        fields: int,
+        features: Features | int,
         *,
         dim: int = 16,
-        hidden: Sequence[int] = (400, 400, 400),
         per_field: bool = False,
-        dense: int = 0,
         bottom: Sequence[int] = (64,),
-        dropout: float = 0.0,
+        embedding_dropout: float = 0.0,
+        **deep: Unpack[Deep],
     ) -> None:
-        super().__init__()
-        self.embedding = Lookup(make, "embedding", fields, dim, per_field=per_field)
+        super().__init__(features)
+        self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
+        dense = self.features.dense_width
         self.bottom = tower(dense, [*bottom, dim]) if dense else None
-        vectors = fields + bool(dense)
+        vectors = self.embedding.count + bool(dense)
         width = vectors * (vectors - 1) // 2 + (dim if dense else 0)
-        self.tower = tower(width, hidden, dropout=dropout)
-        self.last = nn.Linear(hidden[-1], 1)
+        self.tower = tower(width, **deep)
+        self.last = nn.Linear(self.tower.width, 1)
 
     def forward(self, x: Inputs) -> Tensor:
         """Compute the logits float32[n]."""
         (rows,) = look_up(x, self.embedding)
         if self.bottom is None:
-            out = dots(rows)
+            out = dots(rows.fields)
         else:
             dense = self.bottom(x.dense)
-            out = torch.cat([dense, dots(torch.cat([dense.unsqueeze(1), rows], dim=1))], dim=1)
+            out = torch.cat([dense, dots(torch.cat([dense.unsqueeze(1), rows.fields], dim=1))], dim=1)
         return self.last(self.tower(out)).squeeze(1)

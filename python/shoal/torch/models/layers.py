@@ -12,39 +12,253 @@ Threads: as torch's modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from shoal.torch.fields import Inputs
+from shoal.config import Feature
+from shoal.torch.features import Features, sides_of
+from shoal.torch.inputs import Inputs, Items
 from shoal.torch.sparse import SparseModule, pull_together
 
 Maker = Callable[[str, int], nn.Module]
 
 
+class ItemRows(NamedTuple):
+    """The rows of a sequence, jagged: of each item its own, those of its side columns, and their numbers.
+
+    They are not multiplied by the items' weights, which `Items` has.
+
+    Attributes
+    ----------
+    rows : float32[nnz, width]
+    items : Items
+    target : tuple of int
+        The fixed fields whose rows the item's and its sides' are, -1 where there is none: what an attention compares.
+    """
+
+    rows: Tensor
+    items: Items
+    target: tuple[int, ...]
+
+
+class Vectors(NamedTuple):
+    """The rows of a batch.
+
+    Attributes
+    ----------
+    fields : float32[n, count, dim]
+        Of the fixed fields, then of the lists, pooled, then of the sequences, if they are pooled.
+    sequences : dict of ItemRows
+        If they are not.
+    """
+
+    fields: Tensor
+    sequences: Mapping[str, ItemRows]
+
+
 class Lookup(nn.Module):
-    """Rows of fixed fields, from one table or from one for each field."""
+    """Rows of features: one vector of each, from one table or from one for each field.
 
-    def __init__(self, make: Maker, name: str, fields: int, dim: int, *, per_field: bool) -> None:
+    Parameters
+    ----------
+    make : Maker
+    name : str
+        Of the table; with ``per_field`` of the tables NAME-0, NAME-1, ... in the order of fixed fields, lists,
+        sequences and side columns. A feature that shares rows has them in the table of the other. A feature with a dim
+        of its own has a table of its own, and a matrix that maps its rows to ``dim`` numbers.
+    features : Features or int
+    dim : int
+    per_field : bool
+    pools_sequences : bool
+        Whether sequences are pooled as lists are; or else `Vectors.sequences` has their rows.
+    own_dims : bool
+        Whether the features' own dims count.
+    dropout : float
+        Of the numbers of all rows, in training.
+    """
+
+    def __init__(
+        self,
+        make: Maker,
+        name: str,
+        features: Features | int,
+        dim: int,
+        *,
+        per_field: bool = False,
+        pools_sequences: bool = True,
+        own_dims: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        names = [f"{name}-{i}" for i in range(fields)] if per_field else [name]
-        self.tables = nn.ModuleList([make(one, dim) for one in names])
+        given = features_of(features)
+        self.features, self.dim, self.dropout = given, dim, dropout
+        self.sequences = () if pools_sequences else given.sequences
+        # The sources of keys, in the order in which they are asked for: fixed fields of a table, or a column of items.
+        self._fixed: list[tuple[int, list[int]]] = []
+        self._items: list[tuple[int, str, str | None]] = []
+        self._own: dict[int, int] = {}  # the dims of tables with others
+        self._places: dict[str, int] = {}  # the tables, by name
+        tables: list[nn.Module] = []
 
-    def asked(self, keys: Tensor) -> list[tuple[nn.Module, Tensor]]:
-        """Return the tables and their keys for the rows of ``keys`` int64[n, fields]."""
-        if len(self.tables) == 1:
-            return [(self.tables[0], keys)]
-        return [(table, keys[:, i]) for i, table in enumerate(self.tables)]
+        def table_of(one: Feature, number: int) -> int:
+            if one.share is not None:
+                one = given[one.share]
+                number = names.index(one.name)
+            own = one.dim if own_dims and one.dim not in (None, dim) else None
+            its = f"{name}-{number}" if per_field or own is not None else name
+            if its not in self._places:
+                self._places[its] = len(tables)
+                tables.append(make(its, own or dim))
+                if own is not None:
+                    self._own[self._places[its]] = own
+            return self._places[its]
 
-    def answered(self, rows: Sequence[Tensor]) -> Tensor:
-        """Combine the rows of the requests: float32[n, fields, dim]."""
-        return rows[0] if len(self.tables) == 1 else torch.stack(list(rows), dim=1)
+        ordered = (*given.fixed, *given.lists, *given.sequences)
+        names = [one.name for one in ordered]
+        fixed: dict[int, list[int]] = {}
+        for number, one in enumerate(given.fixed):
+            fixed.setdefault(table_of(one, number), []).append(number)
+        self._fixed = list(fixed.items())
+        number = len(ordered)
+        for one in (*given.lists, *given.sequences):
+            self._items.append((table_of(one, names.index(one.name)), one.name, None))
+            for side, share in sides_of(one).items():
+                found = given[share] if share in names else Feature(name=side)
+                self._items.append((table_of(found, names.index(share) if share in names else number), one.name, side))
+                number += 1
+        self.tables = nn.ModuleList(tables)
+        self.projections = nn.ModuleDict(
+            {str(place): nn.Linear(own, dim, bias=False) for place, own in self._own.items()}
+        )
+        pooled = [one for one in self._items if one[1] not in {sequence.name for sequence in self.sequences}]
+        self.queries = nn.ParameterDict(
+            {_slot(*one[1:]): nn.Parameter(torch.zeros(dim)) for one in pooled if self._pooling(one[1]) == "attention"}
+        )
+        self.count = len(given.fixed) + len(pooled)
+        for one in given.sequences if pools_sequences else ():
+            if one.side_numeric:
+                raise ValueError(
+                    f"sequence {one.name!r} has the numbers {list(one.side_numeric)} beside it, and this model pools "
+                    "sequences: leave side_numeric out, or take a model that reads them (din, bst)"
+                )
 
-    def table_of(self, field: int) -> nn.Module:
-        """Return the table that holds the rows of a field."""
-        return self.tables[0 if len(self.tables) == 1 else field]
+    def _pooling(self, name: str) -> str:
+        return self.features[name].pooling or "mean"
+
+    def width(self, name: str) -> int:
+        """Return the numbers of each item of a sequence."""
+        one = self.features[name]
+        return self.dim * (1 + len(one.side)) + len(one.side_numeric)
+
+    def asked(self, x: Inputs) -> list[tuple[nn.Module, Tensor]]:
+        """Return the tables and their keys, in an order that `answered` knows."""
+        fixed = [
+            (self.tables[place], x.keys if len(columns) == x.keys.shape[1] else x.keys[:, columns])
+            for place, columns in self._fixed
+        ]
+        return [*fixed, *((self.tables[place], _keys_of(_items(x, name), side)) for place, name, side in self._items)]
+
+    def answered(self, x: Inputs, rows: Sequence[Tensor]) -> Vectors:
+        """Combine the rows of the requests."""
+        places = [*(place for place, _ in self._fixed), *(place for place, *_ in self._items)]
+        found = [self._projected(place, its) for place, its in zip(places, rows, strict=True)]
+        if self.dropout:
+            found = [nn.functional.dropout(its, self.dropout, self.training) for its in found]
+        fixed, items = found[: len(self._fixed)], found[len(self._fixed) :]
+        fields = [self._in_order(fixed, x)] if fixed else []
+        sequences: dict[str, list[Tensor]] = {one.name: [] for one in self.sequences}
+        for (_, name, side), its in zip(self._items, items, strict=True):
+            if name in sequences:
+                sequences[name].append(its)
+            else:
+                query = self.queries[_slot(name, side)] if self._pooling(name) == "attention" else None
+                fields.append(pooled(its, _items(x, name), self._pooling(name), query).unsqueeze(1))
+        return Vectors(
+            fields[0] if len(fields) == 1 else torch.cat(fields, dim=1),
+            {one.name: self._item_rows(one, sequences[one.name], x) for one in self.sequences},
+        )
+
+    def _projected(self, place: int, rows: Tensor) -> Tensor:
+        return self.projections[str(place)](rows) if place in self._own else rows
+
+    def _in_order(self, parts: Sequence[Tensor], x: Inputs) -> Tensor:
+        """Return the rows of the fixed fields in the order of the fields, times their values."""
+        if len(parts) == 1:
+            rows = parts[0]
+        else:
+            order = [column for _, columns in self._fixed for column in columns]
+            back = sorted(range(len(order)), key=order.__getitem__)
+            rows = torch.cat(list(parts), dim=1)
+            rows = rows if back == list(range(len(order))) else rows[:, back]
+        return rows if x.values is None else rows * x.values.unsqueeze(-1)
+
+    def _item_rows(self, one: Feature, parts: list[Tensor], x: Inputs) -> ItemRows:
+        items = _items(x, one.name)
+        numeric = [] if items.numeric is None else [items.numeric]
+        return ItemRows(torch.cat([*parts, *numeric], dim=1), items, self.target(one.name))
+
+    def target(self, name: str) -> tuple[int, ...]:
+        """Return the fixed fields whose rows a sequence's items and its side columns have, -1 where there is none."""
+        one = self.features[name]
+        fixed = [other.name for other in self.features.fixed]
+        shared = [one.share, *sides_of(one).values()]
+        return tuple(fixed.index(share) if share in fixed else -1 for share in shared)
+
+
+def features_of(features: Features | int) -> Features:
+    """Return features, of a number that many categories."""
+    return features if isinstance(features, Features) else Features.numbered(features)
+
+
+def _slot(name: str, side: str | None) -> str:
+    return (name if side is None else f"{name}/{side}").replace(".", "/")
+
+
+def _items(x: Inputs, name: str) -> Items:
+    found = x.lists.get(name) or x.sequences.get(name)
+    if found is None:
+        raise ValueError(f"the inputs have no list or sequence {name!r}: pass those of the model's features")
+    return found
+
+
+def _keys_of(items: Items, side: str | None) -> Tensor:
+    return items.keys if side is None else items.side[side]
+
+
+def pooled(rows: Tensor, items: Items, pooling: str, query: Tensor | None = None) -> Tensor:
+    """Pool the rows of each example's items: float32[n, dim] of float32[nnz, dim]; zeros of none.
+
+    With weights w: sum of w v; mean: that over the sum of w; sqrtn: over the root of the sum of w squared; max: of w v;
+    attention: sum of p w v, where p is the softmax of <query, v> over the items.
+    """
+    n, example, weights = len(items.offsets) - 1, items.example, items.weights
+    scaled = rows if weights is None else rows * weights.unsqueeze(1)
+    if pooling == "max":
+        largest = torch.segment_reduce(scaled, "max", offsets=items.offsets, axis=0, unsafe=True)
+        return torch.where((items.lengths == 0).unsqueeze(1), 0.0, largest)
+    if pooling == "attention":
+        assert query is not None
+        scaled = scaled * softmax_of(rows @ query, example, n).unsqueeze(1)
+    total = rows.new_zeros(n, rows.shape[1]).index_add(0, example, scaled)
+    if pooling == "mean":
+        size = items.lengths.to(rows.dtype) if weights is None else rows.new_zeros(n).index_add(0, example, weights)
+    elif pooling == "sqrtn":
+        square = None if weights is None else rows.new_zeros(n).index_add(0, example, weights.square())
+        size = items.lengths.to(rows.dtype).sqrt() if square is None else square.sqrt()
+    else:
+        return total
+    return total / torch.where(size == 0, 1.0, size).unsqueeze(1)
+
+
+def softmax_of(scores: Tensor, example: Tensor, n: int) -> Tensor:
+    """Compute the softmax of float32[nnz] scores over the items of each of n examples."""
+    largest = scores.new_full((n,), -torch.inf).scatter_reduce(0, example, scores.detach(), "amax")
+    power = (scores - largest[example]).exp()
+    return power / scores.new_zeros(n).index_add(0, example, power)[example]
 
 
 def pull(asked: Sequence[tuple[nn.Module, Tensor]]) -> list[Tensor]:
@@ -53,15 +267,9 @@ def pull(asked: Sequence[tuple[nn.Module, Tensor]]) -> list[Tensor]:
     A table with several requests is called once, so that backward sums all its gradients into one step. All pulls from
     a store's tables are begun before one is waited for.
     """
-    of: dict[nn.Module, list[int]] = {}
-    for number, (table, _) in enumerate(asked):
-        of.setdefault(table, []).append(number)
-    keys = [
-        asked[some[0]][1] if len(some) == 1 else torch.cat([asked[number][1].flatten() for number in some])
-        for some in of.values()
-    ]
+    of = _by_table(asked)
     together = all(isinstance(table, SparseModule) for table in of)
-    calls = list(zip(of, keys, strict=True))
+    calls = [(table, _together(asked, some)) for table, some in of.items()]
     found = pull_together(calls) if together else [table(some_keys) for table, some_keys in calls]
     out: list[Tensor] = [torch.empty(0)] * len(asked)
     for some, rows in zip(of.values(), found, strict=True):
@@ -75,12 +283,28 @@ def pull(asked: Sequence[tuple[nn.Module, Tensor]]) -> list[Tensor]:
     return out
 
 
-def look_up(x: Inputs, *lookups: Lookup) -> list[Tensor]:
-    """Look the keys up in several lookups at once: float32[n, fields, dim] each, times the values if there are any."""
-    asked = [lookup.asked(x.keys) for lookup in lookups]
+def keys_for(x: Inputs, lookup: Lookup, table: nn.Module) -> Tensor:
+    """Return the keys that `look_up` passes to a table of a lookup."""
+    asked = lookup.asked(x)
+    return _together(asked, [number for number, (its, _) in enumerate(asked) if its is table])
+
+
+def _by_table(asked: Sequence[tuple[nn.Module, Tensor]]) -> dict[nn.Module, list[int]]:
+    of: dict[nn.Module, list[int]] = {}
+    for number, (table, _) in enumerate(asked):
+        of.setdefault(table, []).append(number)
+    return of
+
+
+def _together(asked: Sequence[tuple[nn.Module, Tensor]], some: Sequence[int]) -> Tensor:
+    return asked[some[0]][1] if len(some) == 1 else torch.cat([asked[number][1].flatten() for number in some])
+
+
+def look_up(x: Inputs, *lookups: Lookup) -> list[Vectors]:
+    """Look up the rows of several lookups at once."""
+    asked = [lookup.asked(x) for lookup in lookups]
     rows = iter(pull([one for some in asked for one in some]))
-    found = [lookup.answered([next(rows) for _ in some]) for lookup, some in zip(lookups, asked, strict=True)]
-    return found if x.values is None else [rows * x.values.unsqueeze(-1) for rows in found]
+    return [lookup.answered(x, [next(rows) for _ in some]) for lookup, some in zip(lookups, asked, strict=True)]
 
 
 class Linear(nn.Module):
@@ -103,7 +327,30 @@ def pairs(rows: Tensor) -> Tensor:
     return 0.5 * (rows.sum(dim=1).square() - rows.square().sum(dim=1)).sum(dim=1)
 
 
-def tower(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
+class Deep(TypedDict, total=False):
+    """The settings of a tower.
+
+    Attributes
+    ----------
+    hidden : sequence of int
+        Widths of its layers; default: (400, 400, 400).
+    dropout : float
+        Of each layer's output; default: 0.
+    """
+
+    hidden: Sequence[int]
+    dropout: float
+
+
+class Tower(nn.Sequential):
+    """Fully connected layers; ``width`` is the number of outputs."""
+
+    def __init__(self, layers: Iterable[nn.Module], width: int) -> None:
+        super().__init__(*layers)
+        self.width = width
+
+
+def tower(width: int, hidden: Sequence[int] = (400, 400, 400), *, dropout: float = 0.0) -> Tower:
     """Make fully connected layers, each followed by ReLU, from ``width`` numbers to ``hidden[-1]``."""
     if not hidden:
         raise ValueError("hidden is empty: pass the width of one layer or more")
@@ -112,7 +359,7 @@ def tower(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> nn.Sequ
         layers += [nn.Linear(before, after), nn.ReLU()]
         if dropout > 0:
             layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers)
+    return Tower(layers, hidden[-1])
 
 
 def flat(rows: Tensor, dense: Tensor | None) -> Tensor:
