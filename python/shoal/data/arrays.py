@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from shoal import _core
 from shoal.base.defaults import BATCH_SIZE
 from shoal.base.scalars import whole
-from shoal.data.arrow import ArrowSource, TableReader, pyarrow, table_of
+from shoal.data.arrow import ArrowSource, TableReader, table_of
 from shoal.data.batch import Batch
 from shoal.data.columns import PLACE, Columns
+from shoal.data.record_batch import pyarrow
 from shoal.data.settings import Settings
 
 Classes = tuple[Any, ...]

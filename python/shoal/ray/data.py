@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 
 from shoal.base.defaults import BATCH_SIZE
 from shoal.data import Batch, FeatureNames, Reader, hash_strings
-from shoal.data.arrow import ArrowSource, RowError, TableReader, featured, keys_of, pyarrow
+from shoal.data.arrow import ArrowSource, TableReader
 from shoal.data.columns import PASSED_OVER, Columns
 from shoal.data.hashing import MISSING_TEXT
 from shoal.data.interactions import Interactions, field_of
+from shoal.data.record_batch import RowError, featured, keys_of, pyarrow
 from shoal.data.settings import FileSplit, Settings
 
 _ROWS = 1 << 14  # of a piece of a block that is hashed at once

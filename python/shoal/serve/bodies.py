@@ -53,7 +53,7 @@ def encode(version: int, probabilities: Floats, accept: str) -> tuple[bytes, str
     if len(bad := np.flatnonzero(~usable)):
         raise RequestError(f"instance {bad[0]}: the model has no probability for it, its values are too large")
     if ARROW in accept:
-        from shoal.data.arrow import pyarrow
+        from shoal.data.record_batch import pyarrow
 
         arrow = pyarrow()
         column = probabilities

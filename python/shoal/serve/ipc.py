@@ -21,9 +21,9 @@ import numpy as np
 from msgspec import structs
 
 from shoal.data import Batch
-from shoal.data.arrow import RowError, featured, pyarrow
 from shoal.data.columns import LIST, PASSED_OVER
 from shoal.data.rebatch import joined
+from shoal.data.record_batch import RowError, featured, pyarrow
 from shoal.serve.inputs import MOST_COLUMNS, Examples, InputSpec, to_batch
 from shoal.serve.limits import Account, RequestError
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from shoal import _core
 from shoal.base.machine import local_path
 from shoal.data import hash_strings
-from shoal.data.arrow import pyarrow
+from shoal.data.record_batch import pyarrow
 from shoal.storage.output import check_output
 from shoal.store.description import check_same
 from shoal.table.spec import TableRecord
