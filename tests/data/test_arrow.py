@@ -159,6 +159,36 @@ def test_cells_that_do_not_fit_are_an_error_that_names_them(file, column, asked,
         list(read_parquet(file(table), **asked))
 
 
+def test_numbers_of_a_dictionary_are_those_of_its_values():
+    def column(indices, values, kind="int8"):
+        return pa.DictionaryArray.from_arrays(pa.array(indices, kind), pa.array(values))
+
+    def numbers(some, **how):
+        table = pa.table({"y": [1] * len(some), "x": some})
+        return [only(read_arrow(table.slice(i), label="y", numeric=["x"], **how)).values.tolist() for i in (0, 1)]
+
+    assert numbers(column([2, None, 0, 1, 2], ["1", "2", "3"])) == [[3, 1, 2, 3], [1, 2, 3]]
+    assert numbers(column([1, 2, 1], ["x", "2", None], "uint32")) == [[2, 2], [2]]  # "x" does not occur
+    assert numbers(column([1, 0, 1], ["?", "4"]), na_values=["?"]) == [[4, 4], [4]]
+    assert numbers(column([0, 1, 0], [1.5, float("nan")])) == [[1.5, 1.5], [1.5]]
+    assert numbers(column([None, None], pa.array([], pa.string()))) == [[], []]
+    for values, says in ((["a", "2", "b"], "row 2, column 'x': 'b' is not"), ([9e99, 2, -9e99], "row 2, .*-9e")):
+        with pytest.raises(ValueError, match=says):
+            numbers(column([None, 1, 2, 0], values))
+
+
+def test_a_long_text_of_a_dictionary_is_not_repeated():
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int8()), pa.array(["0" * 400_000 + "7"]))
+    batch = only(read_arrow(pa.table({"y": [1] * 2000, "x": texts}), label="y", numeric=["x"]))
+    assert batch.values.tolist() == [7] * 2000
+    assert pa.default_memory_pool().max_memory() < 500 << 20
+
+
+def test_missing_texts_of_a_view_are_missing_numbers():
+    table = pa.table({"y": [1, 0], "x": pa.array(["?", "3"], pa.string_view())})
+    assert only(read_arrow(table, label="y", numeric=["x"], na_values=["?"])).values.tolist() == [3]
+
+
 def test_a_label_may_be_text():
     table = pa.table({"y": pa.array(["yes", "no", "yes"]).dictionary_encode(), "c": [1, 2, 3]})
     assert only(read_arrow(table, label="y", positive="yes")).labels.tolist() == [1, 0, 1]

@@ -119,8 +119,10 @@ def _numbers(column: Any, name: str, remedy: str | None = None, missing: Sequenc
     if remedy is None:
         remedy = "leave it out" if types.is_nested(column.type) else "name the column as categorical"
     if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type):
+        return _numbers_of_dictionary(column, name, remedy, missing)
+    if types.is_string_view(column.type):
+        column = column.cast(arrow.large_string())  # for `is_in`
+    if types.is_string(column.type) or types.is_large_string(column.type):
         return _numbers_of_texts(column, name, remedy, missing)
     try:
         wide = _doubles(column)
@@ -132,6 +134,23 @@ def _numbers(column: Any, name: str, remedy: str | None = None, missing: Sequenc
         numbers = wide.astype(np.float32)
     if len(bad := np.flatnonzero(np.isinf(numbers))):
         raise RowError(f"{wide[bad[0]]} is not a finite float32 number", int(bad[0]), name)
+    return numbers
+
+
+def _numbers_of_dictionary(column: Any, name: str, remedy: str, missing: Sequence[str]) -> NDArray[np.float32]:
+    """Read each value that occurs once: repeated, long texts take more memory than the column."""
+    arrow = pyarrow()
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    places = column.indices.fill_null(0).to_numpy(zero_copy_only=False)[rows]
+    used, first, which = np.unique(places, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # so that the first value at fault is that of the first row at fault
+    found = np.empty(len(used), np.float32)
+    try:
+        found[order] = _numbers(column.dictionary.take(arrow.array(used[order])), name, remedy, missing)
+    except RowError as error:
+        raise RowError(str(error), int(rows[first[order[error.row]]]), name, error.remedy) from None
+    numbers = np.full(len(column), np.nan, np.float32)
+    numbers[rows] = found[which]
     return numbers
 
 
