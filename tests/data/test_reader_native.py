@@ -285,11 +285,14 @@ CSV_PIECES = [
     b"\0",
 ]
 CSV_PIECES += [b'"a,b"', b'"1"', b'"x""y"', b"longer_than_eight", b"\xff", b"1e39", b"nan", b"1,a,2,", b"\n1,b,3,"]
+CSV_PIECES += [b"|", b"1|2", b'"0.5||NA| 3 "', b'"1|x""y|2"']
 
 
 @given(
     data=st.lists(st.sampled_from(CSV_PIECES), max_size=60).map(b"".join),
-    kinds=st.lists(st.sampled_from("-nnccc"), max_size=4).flatmap(lambda others: st.permutations(["l", "w", *others])),
+    kinds=st.lists(st.sampled_from("-nncccvv"), max_size=4).flatmap(
+        lambda others: st.permutations(["l", "w", *others])
+    ),
     separator=st.sampled_from([b",", b",", b";", b"\t"]),
     missing=st.sampled_from([(b"", b"NA"), (), (b"a", b"longer_than_eight", b'x"y')]),
     positive=st.sampled_from([None, b"a", b"1"]),
@@ -299,11 +302,11 @@ def test_pieces_of_csv_in_any_order_come_to_what_the_slow_parser_says(data, kind
 
 
 CELLS = st.one_of(
-    st.sampled_from([b"1", b"0", b"", b"NA", b'"1"', b'"a"', b"x", b" 2 ", b'""']), st.binary(max_size=12)
+    st.sampled_from([b"1", b"0", b"", b"NA", b'"1"', b'"a"', b"x", b" 2 ", b'""', b"1|2", b"|"]), st.binary(max_size=12)
 )
 
 
-@given(lines=st.lists(st.lists(CELLS, min_size=4, max_size=4), max_size=12), kinds=st.permutations("lwnc"))
+@given(lines=st.lists(st.lists(CELLS, min_size=5, max_size=5), max_size=12), kinds=st.permutations("lwncv"))
 def test_rows_of_csv_cells_come_to_what_the_slow_parser_says(lines, kinds):
     cells = [[cell.replace(b"\n", b"").replace(b",", b"") for cell in line] for line in lines]
     compare(csv_twin("".join(kinds)), b"".join(b",".join(line) + b"\n" for line in cells))
@@ -323,6 +326,10 @@ def test_csv_with_columns_that_do_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=complaint):
             _reader.parse_csv(b"1,a\n", 0, Arrays(1, 9), replace(columns, **change), False)
-    for kind, has, complaint in (("w", {"weighted": False}, "weights"), ("n", {"valued": False}, "values")):
+    for kind, has, complaint in (
+        ("w", {"weighted": False}, "weights"),
+        ("n", {"valued": False}, "values"),
+        ("v", {"valued": False}, "values"),
+    ):
         with pytest.raises(ValueError, match=f"{complaint} is None, and a column is"):
             _reader.parse_csv(b"1,1\n", 0, Arrays(1, 9, **has), csv_columns("l" + kind), False)

@@ -30,14 +30,16 @@ LINES = {
     "criteo": [CRITEO_LINE + b"\tb1", CRITEO_LINE + b"\t", CRITEO_LINE, b"\t" * 39, b"0" + b"\t" * 39],
     "vw": [b"1 |a x y:2 |b z", b"-1 2.5 |a x", b"1 1 | w", b"|a", b"bad"],
     "csv": [b"1,a,2.5", b"0,,", b'1,"a,b",7', b"x,a,1", b"0,a", b'1,"a,1', b"0," + b"c" * 40 + b",1"],
+    "vectors": [b"1,0.5|2|,a", b'0,"7",b', b"1,,c", b"0," + b"1|" * 30 + b",d", b"1,3|x,e", b"1,3"],
 }
 FORMS = {
     "libsvm": LIBSVM,
     "criteo": CRITEO,
     "vw": VW,
     "csv": csv_format(Columns(label="y", categorical=["s"], numeric=["n"])),
+    "vectors": csv_format(Columns(label="y", vectors=["v"])),
 }
-HEADERS = {"csv": b"y,s,n\n"}
+HEADERS = {"csv": b"y,s,n\n", "vectors": b"y,v,s\n"}
 ENDS = [b"\n", b"\n", b"\r\n", b"\n\n", b"\n \r\n"]
 
 

@@ -243,8 +243,21 @@ def test_what_cannot_be_read_is_an_error_that_names_it():
 
 
 def test_steps_can_be_pickled():
-    hashed = pickle.loads(pickle.dumps(Hash(**ROLES, lists={"seen": "ad"})))
-    assert hashed == Hash(**ROLES, lists={"seen": "ad"})
+    hashed = pickle.loads(pickle.dumps(Hash(**ROLES, lists={"seen": "ad"}, vectors=["dwell"])))
+    assert hashed == Hash(**ROLES, lists={"seen": "ad"}, vectors=["dwell"])
+
+
+def test_vectors_are_hashed_before_or_there():
+    table = pa.table({"click": [1, 0], "dwell": pa.array([[0.5, None], []], pa.list_(pa.float32())), "ad": ["a", "b"]})
+    roles = {"label": "click", "vectors": ["dwell"]}
+    (want,) = shoal.read_arrow(table, **roles).with_fields()
+    hashed = Hash(**roles, with_fields=True)
+    for blocks in (Blocks(table), Blocks(hashed(table))):
+        (batch,) = hashed.read(blocks).with_fields()
+        for name in ("indptr", "keys", "values", "fields"):
+            np.testing.assert_array_equal(getattr(batch, name), getattr(want, name))
+    with pytest.raises(ValueError, match="vectors has 'keys', which is the name of a column of hashed blocks"):
+        Hash(label="y", vectors=["keys"])
 
 
 def test_a_dataset_of_no_rows_has_no_batches():

@@ -184,11 +184,14 @@ def _batches_with_groups(options: Evaluate, group: str, reader: Reader) -> Itera
 
     schema = {name: value for name, value in reader.schema.items() if name != "interactions"}
     if reader.format in COLUMN_FORMATS:
-        schema = {name: value for name, value in schema.items() if name not in ("numeric", "lists", "weight")}
+        schema = {name: value for name, value in schema.items() if name not in _OTHER_ROLES}
         schema["categorical"] = [group]
     number = field_number(reader.format, group)
     for batch in open_reader(options.data, reader.format, options, schema).unlabelled().with_fields():
         yield number, batch
+
+
+_OTHER_ROLES = ("numeric", "lists", "vectors", "weight")
 
 
 def _groups(batch: Batch, number: int) -> NDArray[np.uint64]:

@@ -223,7 +223,7 @@ def describe_columns(data: Reader) -> None:
         )
 
 
-_ROLES = ("label", "weight", "categorical", "numeric", "lists")
+_ROLES = ("label", "weight", "categorical", "numeric", "lists", "vectors")
 
 
 def nearly_unique(data: Reader) -> list[tuple[str, int, int]]:

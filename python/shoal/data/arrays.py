@@ -129,6 +129,7 @@ class FrameReader(TableReader):
             categorical=schema.get("categorical"),
             numeric=schema.get("numeric", ()),
             lists=schema.get("lists", {}),
+            vectors=schema.get("vectors", ()),
             interactions=schema.get("interactions", ()),
         )
         file = ArrowSource(table, name=_kind_of(frame))

@@ -6,7 +6,9 @@ columns that were not asked for.
     categorical   key(field, text of the cell), value 1; docs/readers.md has the text of a cell with any value
     numeric       key(field, no text), value the cell's number
     list          for each text of the cell: key(field it shares, text), value 1
-    missing       not a feature; in a list, the key of `hashing.MISSING_TEXT`, so that the others keep their places
+    vector        for each number of the cell: key(field, no text), value the number
+    missing       not a feature; in a list, the key of `hashing.MISSING_TEXT`, and in a vector the value 0, so that the
+                  others keep their places
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from shoal import _reader
 from shoal.data.hashing import texts_of_numbers
 from shoal.data.interactions import Field, Interactions, Pairs, field_of, named_pairs, pairs_of
 
-PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST = range(6)  # as formats/csv.pxi has them
+PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST, VECTOR = range(7)  # as formats/csv.pxi has them
 
 PLACE = "\ue000"  # begins the names of columns that a reader adds to a table
 
@@ -83,14 +85,14 @@ class BoundColumns(msgspec.Struct, frozen=True):
 
     # Of all columns of the file, in its order.
     names: tuple[str, ...]
-    # PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL or LIST.
+    # PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST or VECTOR.
     kinds: NDArray[np.uint8]
     fields: NDArray[np.uint64]
     # The field that a column's texts are hashed in: its own, but for a list that shares another's.
     hashed: NDArray[np.uint64]
     # The byte between cells.
     separator: int
-    # The byte between the texts of a list.
+    # The byte between the items of a list or a vector.
     list_separator: int
     # Cells that hold nothing.
     missing: tuple[bytes, ...]
@@ -109,24 +111,36 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     weight: str | None = None
     positive: str | float | None = None
     lists: Mapping[str, str] = msgspec.field(default_factory=dict)
+    vectors: Sequence[str] = ()
     interactions: Interactions = ()
 
     def __post_init__(self) -> None:
         if self.positive is not None:
             structs.force_setattr(self, "positive", text_of(self.positive))
-        for name, given in (("categorical", self.categorical), ("numeric", self.numeric)):
+        for name, given in (
+            ("categorical", self.categorical),
+            ("numeric", self.numeric),
+            ("vectors", self.vectors),
+        ):
             if isinstance(given, str) or not all(isinstance(column, str) for column in given or ()):
                 raise TypeError(f"{name} is {given!r}: pass a list of names of columns")
         texts = self.lists.items() if isinstance(self.lists, Mapping) else [("", None)]
         if not all(isinstance(name, str) and isinstance(shared, str) for name, shared in texts):
             raise TypeError(f'lists is {self.lists!r}: pass {{"column": "column whose keys it shares"}}')
-        roles = [*self.numeric, *(self.categorical or ()), *self.lists]
+        roles = [*self.numeric, *(self.categorical or ()), *self.lists, *self.vectors]
         roles += [] if self.label is None else [self.label]
         roles += [] if self.weight is None else [self.weight]
         for column in roles:
             if roles.count(column) > 1:
-                raise ValueError(f"column {column!r} has two roles: it can be label, weight, category, number or list")
+                raise ValueError(
+                    f"column {column!r} has two roles: it can be label, weight, category, number, list or vector"
+                )
         for column in self._interacting():
+            if column in self.vectors:
+                raise ValueError(
+                    f"column {column!r} of an interaction is a vector, and the numbers of a vector are combined with "
+                    "nothing: leave it out of the interactions"
+                )
             known = self.categorical is None or column in (*self.categorical, *self.numeric, *self.lists)
             if not known or column in (self.label, self.weight):
                 raise ValueError(
@@ -158,6 +172,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
             schema["positive"] = self.positive
         if self.lists:
             schema["lists"] = dict(self.lists)
+        if self.vectors:
+            schema["vectors"] = list(self.vectors)
         if pairs := named_pairs(self.interactions):
             schema["interactions"] = [list(pair) for pair in pairs]
         return schema
@@ -173,6 +189,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
             **dict.fromkeys(self.categorical or (), CATEGORICAL),
             **dict.fromkeys(self.numeric, NUMERIC),
             **dict.fromkeys(self.lists, LIST),
+            **dict.fromkeys(self.vectors, VECTOR),
         }
         answers = {
             **({} if self.weight is None else {self.weight: WEIGHT}),

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from shoal import _reader
-from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, BoundColumns, Columns, Texts, texts_of
+from shoal.data.columns import CATEGORICAL, LIST, MISSING, NUMERIC, VECTOR, BoundColumns, Columns, Texts, texts_of
 from shoal.data.rows import Format, Parse, RowBuffer
 from shoal.data.spelling import of_cells
 
@@ -60,8 +60,8 @@ class _Header(msgspec.Struct, frozen=True):
         for name, number, kind in zip(names, bound.fields.tolist(), bound.kinds.tolist(), strict=True):
             if kind == LIST:
                 self.categorical[number] = self.columns.lists[name]
-            elif kind in (NUMERIC, CATEGORICAL):
-                (self.numeric if kind == NUMERIC else self.categorical)[number] = name
+            elif kind in (NUMERIC, CATEGORICAL, VECTOR):
+                (self.categorical if kind == CATEGORICAL else self.numeric)[number] = name
         return functools.partial(_parse, bound, self.looked)
 
 
@@ -123,7 +123,12 @@ def csv_format(
         raise ValueError(f"sep is {sep!r}: pass one character that is not a letter, digit, quote or part of a number")
     if len(list_separator) != 1 or not list_separator.isascii() or list_separator in '"\r\n':
         raise ValueError(f"list_separator is {list_separator!r}: pass a character that is not a quote or a newline")
-    if columns.lists and list_separator == sep:
+    has_lists = bool(columns.lists or columns.vectors)
+    if columns.vectors and (list_separator.isalnum() or list_separator in _NO_SEPARATORS):
+        raise ValueError(
+            f"list_separator is {list_separator!r}, which may be part of a number of a vector: pass another character"
+        )
+    if has_lists and list_separator == sep:
         raise ValueError(f"list_separator is {list_separator!r}, as sep is: pass another character")
     if isinstance(names, str):
         raise TypeError("columns is a list of names: pass ['...']")
@@ -133,7 +138,7 @@ def csv_format(
     schema = columns.schema()
     if sep != ",":
         schema["sep"] = sep
-    if columns.lists and list_separator != "|":
+    if has_lists and list_separator != "|":
         schema["list_separator"] = list_separator
     if names is not None:
         schema["columns"] = list(names)
@@ -145,7 +150,7 @@ def csv_format(
     return Format(
         "csv",
         None if names is None else header.of(names),
-        valued=bool(columns.numeric),
+        valued=bool(columns.numeric or columns.vectors),
         weighted=columns.weight is not None,
         header=header if names is None else None,
         pairs=columns.pairs,

@@ -263,6 +263,7 @@ def read_csv(
     weight: str | None = None,
     positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
+    vectors: Sequence[str] = (),
     list_separator: str = "|",
     sep: str = ",",
     columns: Sequence[str] | None = None,
@@ -294,8 +295,11 @@ def read_csv(
     lists : mapping of str to str, optional
         Columns whose cells are lists of texts; each text is a feature with the value 1. ``{"clicked": "ad"}`` gives
         those of "clicked" the keys that the same texts have in "ad"; name the column itself for keys of its own.
+    vectors : list of str, default none
+        Columns whose cells are lists of numbers: each number is a feature with the key that the column would have as a
+        numeric one, and the number as its value. An item that is missing keeps its place, with the value 0.
     list_separator : str, default "|"
-        Separator of the texts of a list; an empty text keeps its place, as a feature of its own.
+        Separator of the items of a list or a vector; an empty text of a list keeps its place, as a feature of its own.
     sep : str, default ","
         Separator of cells; ``"\t"`` for TSV.
     columns : list of str, optional
@@ -352,6 +356,7 @@ def read_csv(
         weight=weight,
         positive=positive,
         lists=lists or {},
+        vectors=vectors,
         interactions=interactions,
     )
     settings = Settings(batch_size, on_error, reader_threads, names)
@@ -379,6 +384,7 @@ def read_parquet(
     weight: str | None = None,
     positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
+    vectors: Sequence[str] = (),
     na_values: Texts = (),
     interactions: Interactions = (),
     batch_size: int = BATCH_SIZE,
@@ -407,6 +413,9 @@ def read_parquet(
         Columns of Arrow's list type, whose elements are taken as text: a feature each, with the value 1.
         ``{"clicked": "ad"}`` gives those of "clicked" the keys that the same texts have in "ad"; name the column itself
         for keys of its own.
+    vectors : list of str, default none
+        Columns of Arrow's list type, whose elements are numbers, or texts that are: each is a feature with the key that
+        the column would have as a numeric one, and the number as its value. A null keeps its place, with the value 0.
     na_values : list of str or numbers, default none
         Texts of missing cells, which produce no feature.
     interactions : list of pairs of columns, or list of columns, default none
@@ -446,6 +455,7 @@ def read_parquet(
         weight=weight,
         positive=positive,
         lists=lists or {},
+        vectors=vectors,
         interactions=interactions,
     )
     files = files_of(path, storage_options)
@@ -464,6 +474,7 @@ def read_arrow(
     weight: str | None = None,
     positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
+    vectors: Sequence[str] = (),
     na_values: Texts = (),
     interactions: Interactions = (),
     batch_size: int = BATCH_SIZE,
@@ -476,7 +487,7 @@ def read_arrow(
     data : object with ``__arrow_c_stream__``
         A frame of pandas or polars, a table, a dataset's scanner or a RecordBatchReader of pyarrow, a relation of
         DuckDB. Data without a length is a stream, which allows one pass.
-    label, categorical, numeric, weight, positive, lists, na_values, interactions, batch_size, names
+    label, categorical, numeric, weight, positive, lists, vectors, na_values, interactions, batch_size, names
         As `read_parquet`.
 
     Returns
@@ -512,6 +523,7 @@ def read_arrow(
         weight=weight,
         positive=positive,
         lists=lists or {},
+        vectors=vectors,
         interactions=interactions,
     )
     return TableReader((ArrowSource(data),), "arrow", columns, Settings(batch_size, names=names), na_values)

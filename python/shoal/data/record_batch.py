@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal import _reader
 from shoal.data.batch import Batch
-from shoal.data.columns import CATEGORICAL, NUMERIC, Columns, missing_numbers
+from shoal.data.columns import CATEGORICAL, LIST, NUMERIC, VECTOR, Columns, missing_numbers
 from shoal.data.hashing import MISSING_TEXT, hash_cells, hash_strings, number_fault
 from shoal.data.interactions import field_of, interact
 from shoal.data.names import FeatureNames
@@ -77,7 +77,7 @@ def featured(
     features = [name for name, kind in kinds.items() if kind in (NUMERIC, CATEGORICAL)]
     keys = np.empty((rows, len(features)), np.uint64)
     there = np.empty((rows, len(features)), np.bool_)
-    values = np.ones((rows, len(features)), np.float32) if columns.numeric else None
+    values = np.ones((rows, len(features)), np.float32) if columns.numeric or columns.vectors else None
     fields = np.array([field_of(name) for name in features], np.uint64)
     for i, name in enumerate(features):
         if kinds[name] == NUMERIC:
@@ -96,15 +96,16 @@ def featured(
         labels = _labels(table, columns, classes)
         weights = None if columns.weight is None else _weights(table.column(columns.weight), columns.weight)
     flat, products = keys[there], None if values is None else values[there]
-    of = np.broadcast_to(fields, keys.shape)[there] if columns.pairs or columns.lists or fielded else None
-    if columns.lists:
-        assert of is not None
-        places = np.broadcast_to(np.array([list(kinds).index(name) for name in features], np.int64), keys.shape)[there]
-        lists = [
-            (name, *_listed(table.column(name), columns.lists[name], name, named, missing, warned))
-            for name in columns.lists
-        ]
-        indptr, flat, products, of = _with_lists(indptr, flat, products, of, places, lists, list(kinds))
+    of = np.broadcast_to(fields, keys.shape)[there] if columns.pairs or fielded else None
+    lists = [
+        _vector(table.column(name), name, named, missing)
+        if kind == VECTOR
+        else _list(table.column(name), columns.lists[name], name, named, missing, warned)
+        for name, kind in kinds.items()
+        if kind in (LIST, VECTOR)
+    ]
+    if lists:
+        indptr, flat, products, of = _with_items(there, features, list(kinds), lists, flat, products, of)
     if columns.pairs:
         assert of is not None
         pairs = np.array(columns.pairs, np.uint64).reshape(-1)
@@ -258,8 +259,8 @@ def _texts(column: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]
         text = column.cast(arrow.large_binary() if _is_binary(column.type) else arrow.large_string())
     except arrow.ArrowException:
         remedy = "leave it out, or convert it to text"
-        if any(test(kind) for test in _list_tests()):
-            remedy = f"name it as a list, lists={{{name!r}: {name!r}}}, or leave it out"
+        if _is_list(kind):
+            remedy = f"name it as a list, {_as_list(name)}, or leave it out"
         raise ValueError(f"column {name!r} holds {kind}, which has no text: {remedy}") from None
     _, offsets, data = text.buffers()
     ends = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
@@ -276,50 +277,98 @@ def _is_binary(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _list_tests() -> list[Callable[[Any], bool]]:
+def _is_list(kind: Any) -> bool:
     types = pyarrow().types
-    tests = [types.is_list, types.is_large_list, types.is_fixed_size_list]
-    return [*tests, types.is_list_view, types.is_large_list_view]
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return any(test(kind) for test in tests)
 
 
-def _listed(
-    column: Any, shared: str, name: str, named: FeatureNames | None, missing: Sequence[str], warned: set[str] | None
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the row and the key of each item in a column of lists; keys are those of the column it shares."""
+def _as_list(name: str) -> str:
+    return f"lists={{{name!r}: {name!r}}}"
+
+
+class _Items(NamedTuple):
+    """The features of a column of lists: how many each row has, their keys and values; values None: all 1."""
+
+    column: str
+    lengths: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    values: NDArray[np.float32] | None
+
+
+def _items(column: Any, name: str, remedy: str) -> tuple[NDArray[np.int64], Any]:
+    """Return the lengths of a column's lists, and their items."""
     arrow = pyarrow()
     kind = column.type
-    if not any(test(kind) for test in _list_tests()):
-        remedy = "leave it out" if arrow.types.is_nested(kind) else "name it as categorical"
+    if not _is_list(kind):
+        remedy = "leave it out" if arrow.types.is_nested(kind) else remedy
         raise ValueError(f"column {name!r} holds {kind}, not lists: {remedy}")
+    if arrow.types.is_nested(kind.value_type):
+        raise ValueError(f"column {name!r} holds {kind}, not lists of texts or numbers: leave it out")
     lengths = arrow.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    rows = np.repeat(np.arange(len(column)), lengths)
-    items = arrow.compute.list_flatten(column)
+    return lengths.astype(np.int64), arrow.compute.list_flatten(column)
+
+
+def _list(
+    column: Any, shared: str, name: str, named: FeatureNames | None, missing: Sequence[str], warned: set[str] | None
+) -> _Items:
+    """Return the features of a column of lists of texts; keys are those of the column it shares."""
+    lengths, items = _items(column, name, "name it as categorical")
     keys, there = keys_of(items, field_of(shared), name, named, missing, shared=shared, warned=warned)
     keys[~there] = hash_strings([MISSING_TEXT], field_of(shared))[0]
-    return rows, keys
+    return _Items(name, lengths, keys, None)
 
 
-def _with_lists(
-    indptr: NDArray[np.int64],
+def _vector(column: Any, name: str, named: FeatureNames | None, missing: Sequence[str]) -> _Items:
+    """Return the features of a column of lists of numbers."""
+    lengths, items = _items(column, name, "name it as numeric")
+    keys = np.full(len(items), hash_strings([""], field_of(name))[0])
+    if len(items) == 0:
+        return _Items(name, lengths, keys, np.empty(0, np.float32))
+    try:
+        numbers = _numbers(items, name, f"name it as a list, {_as_list(name)}", ["", *missing])
+    except RowError as error:
+        row = int(np.searchsorted(np.cumsum(lengths), error.row, "right"))
+        raise RowError(str(error), row, name, error.remedy) from None
+    if named is not None:
+        named.add(keys[:1], [name])
+    return _Items(name, lengths, keys, np.where(np.isnan(numbers), np.float32(0), numbers))
+
+
+def _with_items(
+    there: NDArray[np.bool_],
+    features: Sequence[str],
+    columns: Sequence[str],
+    lists: Sequence[_Items],
     keys: NDArray[np.uint64],
     values: NDArray[np.float32] | None,
-    fields: NDArray[np.uint64],
-    places: NDArray[np.int64],
-    lists: Sequence[tuple[str, NDArray[np.int64], NDArray[np.uint64]]],
-    columns: Sequence[str],
-) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.float32] | None, NDArray[np.uint64]]:
+    fields: NDArray[np.uint64] | None,
+) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.float32] | None, NDArray[np.uint64] | None]:
     """Put the features of lists among the others, each row's in the order of its columns."""
-    counts = [len(some) for _, _, some in lists]
-    rows = np.concatenate([np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)), *(rows for _, rows, _ in lists)])
-    at = np.repeat([columns.index(name) for name, _, _ in lists], counts)
-    order = np.lexsort((np.concatenate([places, at]), rows))
-    of = np.repeat(np.array([field_of(name) for name, _, _ in lists], np.uint64), counts)
-    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(indptr) - 1))])
+    counts = np.zeros((len(there), len(columns)), np.int64)
+    places = [columns.index(name) for name in features]
+    counts[:, places] = there
+    for one in lists:
+        counts[:, columns.index(one.column)] = one.lengths
+    ends = np.cumsum(counts).reshape(counts.shape)
+    begins = ends - counts
+    indptr = np.concatenate([np.zeros(1, np.int64), ends[:, -1]])
+    at = [begins[:, places][there]]
+    for one in lists:
+        before = begins[:, columns.index(one.column)] - np.cumsum(one.lengths) + one.lengths
+        at.append(np.repeat(before, one.lengths) + np.arange(len(one.keys)))
+
+    def merged(others: NDArray[Any], items: list[Any]) -> NDArray[Any]:
+        found = np.empty(indptr[-1], others.dtype)
+        for where, some in zip(at, [others, *items], strict=True):
+            found[where] = some
+        return found
+
     return (
-        begins,
-        np.concatenate([keys, *(some for _, _, some in lists)])[order],
-        None if values is None else np.concatenate([values, np.ones(sum(counts), np.float32)])[order],
-        np.concatenate([fields, of])[order],
+        indptr,
+        merged(keys, [one.keys for one in lists]),
+        None if values is None else merged(values, [1 if one.values is None else one.values for one in lists]),
+        None if fields is None else merged(fields, [field_of(one.column) for one in lists]),
     )
 
 

@@ -35,8 +35,8 @@ from shoal.models.history import Record
 # Passes over an array or a frame by default. Such data is small: one pass has too few steps.
 EPOCHS_OF_ARRAYS = 10
 
-_OF_ARROW = ("label", "categorical", "numeric", "weight", "positive", "lists", "interactions")
-_FEATURES = ("categorical", "numeric", "lists", "interactions")
+_OF_ARROW = ("label", "categorical", "numeric", "weight", "positive", "lists", "vectors", "interactions")
+_FEATURES = ("categorical", "numeric", "lists", "vectors", "interactions")
 
 
 class TrainingData(NamedTuple):

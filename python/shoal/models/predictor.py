@@ -27,7 +27,7 @@ from shoal.models.plan import Plan
 from shoal.table.table import Table
 
 _NAMED_COLUMNS = ("csv", "parquet", "arrow")  # formats with the same keys
-_FEATURES = ("categorical", "numeric", "lists", "interactions")  # of a schema: the sources of keys
+_FEATURES = ("categorical", "numeric", "lists", "vectors", "interactions")  # of a schema: the sources of keys
 Method = Literal["isotonic", "platt"]
 
 

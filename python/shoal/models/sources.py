@@ -26,11 +26,12 @@ def path_of(data: object) -> str | None:
 
 
 def feature_name(reader: object, key: int) -> str:
-    """Return the best name that a reader has for a feature: a collected name, a numeric column, or the key."""
+    """Return the best name that a reader has for a feature: a collected name, a column of numbers, or the key."""
     names = getattr(reader, "names", None) or {}
     if key in names:
         return str(names[key])
-    for column in getattr(reader, "schema", {}).get("numeric", ()):
+    schema = getattr(reader, "schema", {})
+    for column in (*schema.get("numeric", ()), *schema.get("vectors", ())):
         if int(hash_strings([""], field_of(column))[0]) == key:
             return repr(column)
     return str(key)

@@ -45,7 +45,7 @@ class Hash:
 
     Parameters
     ----------
-    label, categorical, numeric, weight, positive, lists, interactions
+    label, categorical, numeric, weight, positive, lists, vectors, interactions
         As `shoal.read_parquet`.
     with_fields : bool
         Whether hashed blocks have the field of each feature, which click models of `shoal.torch` need.
@@ -53,8 +53,8 @@ class Hash:
     Notes
     -----
     As a step it takes ``batch_format="pyarrow"`` and makes the columns ``keys`` (lists of uint64), ``values`` (lists of
-    float32, where a column is numeric), ``fields`` (lists of uint64), ``label`` and ``weight`` (float32). Interactions
-    have no field.
+    float32, where a column is numeric or a vector), ``fields`` (lists of uint64), ``label`` and ``weight`` (float32).
+    Interactions have no field.
 
     Examples
     --------
@@ -69,6 +69,7 @@ class Hash:
     weight: str | None = None
     positive: str | float | None = None
     lists: Mapping[str, str] = field(default_factory=dict)
+    vectors: Sequence[str] = ()
     interactions: Interactions = ()
     with_fields: bool = False
     _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # see `featured`
@@ -76,8 +77,9 @@ class Hash:
     def __post_init__(self) -> None:
         if self.columns.pairs and self.with_fields:
             raise ValueError("an interaction belongs to no field: leave out the interactions or with_fields")
-        if "keys" in self.lists:
-            raise ValueError("lists has 'keys', which is the name of a column of hashed blocks: rename the column")
+        if "keys" in (*self.lists, *self.vectors):
+            what = "lists has" if "keys" in self.lists else "vectors has"
+            raise ValueError(f"{what} 'keys', which is the name of a column of hashed blocks: rename the column")
 
     @property
     def columns(self) -> Columns:
@@ -89,6 +91,7 @@ class Hash:
             weight=self.weight,
             positive=self.positive,
             lists=self.lists,
+            vectors=self.vectors,
             interactions=self.interactions,
         )
 

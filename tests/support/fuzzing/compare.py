@@ -32,7 +32,7 @@ from oracle.text import (
     vw_row,
 )
 from shoal import _reader
-from shoal.data.columns import CATEGORICAL, LABEL, NUMERIC, PASSED_OVER, WEIGHT, BoundColumns
+from shoal.data.columns import CATEGORICAL, LABEL, NUMERIC, PASSED_OVER, VECTOR, WEIGHT, BoundColumns
 from shoal.data.rebatch import BatchQueue
 from shoal.data.rows import CRITEO, Parse, RowBuffer
 
@@ -87,7 +87,7 @@ TWINS = {
 
 FORMATS = (*TWINS, "csv")
 
-KINDS = {"-": PASSED_OVER, "l": LABEL, "w": WEIGHT, "n": NUMERIC, "c": CATEGORICAL}
+KINDS = {"-": PASSED_OVER, "l": LABEL, "w": WEIGHT, "n": NUMERIC, "c": CATEGORICAL, "v": VECTOR}
 
 
 def csv_columns(
@@ -110,7 +110,7 @@ def csv_twin(kinds: str, *columns) -> Twin:
         return csv_row(line, kinds, bound.fields.tolist(), *columns)
 
     def key(field, text):
-        if kinds[field // 7] == "n":
+        if kinds[field // 7] in "nv":
             return token_key(field, b"")
         return token_key(field, cell_text(text[1:-1].replace(b'""', b'"') if text.startswith(b'"') else text))
 

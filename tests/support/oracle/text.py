@@ -307,6 +307,16 @@ def csv_row(line: bytes, kinds: str, fields: list[int], separator=b",", missing=
         elif kind == "n":
             value = take(nearest_float32, number, "value", begin, size)
             features.append((token_key(field, b""), value, field))
+        elif kind == "v":
+            quoted = line.startswith(b'"', begin)
+            at, in_place = begin + quoted, size == len(cell) + 2 * quoted
+            for item in cell.split(b"|") if cell else []:
+                value = np.float32(0)
+                if item and item not in missing:
+                    where = (at, len(item)) if in_place else (begin, size)
+                    value = take(nearest_float32, item.strip(b" \t\r"), "value", *where)
+                features.append((token_key(field, b""), value, field))
+                at += len(item) + 1
         else:
             features.append((token_key(field, cell_text(cell)), np.float32(1), field))
     if count < len(kinds) or end < len(line.removesuffix(b"\r")):

@@ -7,6 +7,7 @@ cdef enum:
     NUMERIC = 3
     CATEGORICAL = 4
     LIST = 5
+    VECTOR = 6
 
 cdef enum:
     MISSING_FIRST = 1  # one of the texts of cells without a value begins with this byte
@@ -23,7 +24,7 @@ cdef struct CsvColumns:
     const uint64_t* fields
     const uint64_t* seeds  # of the fields in which texts are hashed
     uint8_t separator
-    uint8_t list_separator  # between the texts of a list
+    uint8_t list_separator  # between the items of a list or a vector
     const Text* missing  # texts of cells without a value
     size_t missing_count
     const uint8_t* firsts  # what a cell that begins with this byte may be: MISSING_FIRST, ODD_FIRST
@@ -31,7 +32,7 @@ cdef struct CsvColumns:
     const Text* positive  # the label that counts as 1, or null: labels are numbers
     uint8_t* unquoted  # scratch memory for a cell
     const CsvColumns* unlabelled  # the columns of lines without a label, if there is no header; or null
-    ScannedLines* lines  # null if a column is a list
+    ScannedLines* lines  # null if a column is a list or a vector
 
 
 cdef inline int read_cell(
@@ -170,17 +171,27 @@ cdef inline int put_cell(
 
 cdef inline int put_list(
     const CsvColumns* columns, size_t column, const Text* cell, const uint8_t* readable, Target* out,
-    const uint8_t* begin, const uint8_t* end,
+    const uint8_t** begin, const uint8_t* end,
 ) noexcept nogil:
-    """Store a feature for each text of the cell; one that is missing keeps its place."""
+    """Store a feature for each item of the cell from `begin` to `end`; one that is missing keeps its place.
+
+    At a fault, `begin` is that of the item.
+    """
     cdef bint nameless
+    cdef bint copied = readable == columns.unquoted + cell.size
+    cdef bint is_vector = columns.kinds[column] == VECTOR
     cdef const uint8_t* missing_item = <const uint8_t*><const char*>b"\0missing"
     cdef const uint8_t* p = cell.begin
     cdef const uint8_t* stop = cell.begin + cell.size
     cdef const uint8_t* behind
+    cdef float value
+    cdef int fault
     cdef Text text
-    if is_missing(columns, cell):
+    if is_missing(columns, cell) or (is_vector and cell.size == 0):
         return GOOD
+    if copied and is_vector:
+        columns.unquoted[cell.size] = 10  # it ends the last number
+        readable += 1
     while p <= stop:
         behind = <const uint8_t*>memchr(p, columns.list_separator, stop - p)
         if behind == NULL:
@@ -190,15 +201,24 @@ cdef inline int put_list(
         if out.nnz + <int64_t>columns.count > out.room:
             return NO_ROOM
         nameless = text.size == 0 or is_missing(columns, &text)
-        if nameless:
+        value = 1.0
+        if is_vector:
+            value = 0.0
+            fault = GOOD if nameless else read_whole_number(&text, readable, &value)
+            if fault != GOOD:
+                if not copied:
+                    begin[0] = p
+                return fault
+            out.keys[out.nnz] = token_key(columns.seeds[column], p, 0, readable)
+        elif nameless:
             out.keys[out.nnz] = token_key(columns.seeds[column], missing_item, 8, missing_item + 8)
         else:
             out.keys[out.nnz] = cell_key(columns.seeds[column], text.begin, text.size, readable)
         if out.values != NULL:
-            out.values[out.nnz] = 1.0
+            out.values[out.nnz] = value
         if out.origins:
-            if readable == columns.unquoted + cell.size:
-                put_origin(out, out.nnz, columns.fields[column], begin, end)
+            if copied:
+                put_origin(out, out.nnz, columns.fields[column], begin[0], end)
             else:
                 put_origin(out, out.nnz, columns.fields[column], p, p if nameless else behind)
         out.nnz += 1
@@ -227,8 +247,8 @@ cdef int read_row(
         if fault == QUOTE_CLOSED:
             cursor[0] = p
         behind = p - 1 if fault == GOOD and p[0] == 10 and p > cursor[0] and (p - 1)[0] == 13 else p
-        if fault == GOOD and columns.kinds[column] == LIST:
-            fault = put_list(columns, column, &cell, readable, out, cursor[0], behind)
+        if fault == GOOD and columns.kinds[column] >= LIST:
+            fault = put_list(columns, column, &cell, readable, out, cursor, behind)
         elif fault == GOOD and columns.kinds[column] != PASSED_OVER:
             fault = put_cell(columns, column, &cell, readable, out, cursor[0], behind)
         if fault != GOOD:
@@ -393,8 +413,8 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
         )
     if arrays.weights is None and WEIGHT in columns.kinds:
         raise ValueError("weights is None, and a column is the weight")
-    if arrays.values is None and NUMERIC in columns.kinds:
-        raise ValueError("values is None, and a column is numeric")
+    if arrays.values is None and (NUMERIC in columns.kinds or VECTOR in columns.kinds):
+        raise ValueError("values is None, and a column is numeric or a vector")
     for i in range(<size_t>fields.shape[0]):
         seeds.push_back(field_seed(hashed[i]))
     memset(firsts, 0, 256)
@@ -421,7 +441,7 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
     known.unlabelled = NULL
     begin_lines(&lines)
     known.lines = NULL
-    if LIST not in columns.kinds:
+    if LIST not in columns.kinds and VECTOR not in columns.kinds:
         known.lines = &lines
     if columns.unlabelled is not None and not arrays.labelled:
         without = known
@@ -435,8 +455,8 @@ def parse_csv(const unsigned char[::1] block, size_t start, arrays, columns, bin
                 f"kinds, fields and hashed of unlabelled must be as long, and not empty, got {fewer_kinds.shape[0]}, "
                 f"{fewer_fields.shape[0]} and {fewer_hashed.shape[0]}"
             )
-        if arrays.values is None and NUMERIC in columns.unlabelled.kinds:
-            raise ValueError("values is None, and a column of unlabelled is numeric")
+        if arrays.values is None and (NUMERIC in columns.unlabelled.kinds or VECTOR in columns.unlabelled.kinds):
+            raise ValueError("values is None, and a column of unlabelled is numeric or a vector")
         for i in range(<size_t>fewer_hashed.shape[0]):
             fewer_seeds.push_back(field_seed(fewer_hashed[i]))
         without.count = <size_t>fewer_kinds.shape[0]
