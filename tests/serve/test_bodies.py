@@ -20,6 +20,7 @@ from shoal.serve.limits import Account, Budget, Limits, RequestError  # noqa: E4
 
 ASKED = {"label": "y", "categorical": ["site"], "numeric": ["price"], "lists": {"seen": "site"}}
 HEADER = b"site,price,seen\n"
+WITH_VECTORS = {"label": "y", "categorical": ["site"], "vectors": ["dwell"]}
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,15 @@ def of_parquet():
     table = pa.table({"y": [1, 0], "site": ["a", "b"], "price": [0.5, 1], "seen": [["a"], ["b"]]})
     with shoal.LogisticRegression() as model:
         model.fit(shoal.read_arrow(table, **ASKED), progress=False)
+        yield InputSpec(model)
+
+
+@pytest.fixture(scope="module")
+def of_vectors():
+    """A model of a table with a column of vectors."""
+    table = pa.table({"y": [1, 0], "site": ["a", "b"], "dwell": [[0.5, 1], [2]]})
+    with shoal.LogisticRegression() as model:
+        model.fit(shoal.read_arrow(table, **WITH_VECTORS), progress=False)
         yield InputSpec(model)
 
 
@@ -80,6 +90,51 @@ PIECES = st.lists(
 def test_a_body_of_csv_is_read_as_the_file(of_parquet, head, lines):
     body = head + "\n".join(lines).encode()
     assert agree(of_body(body, CSV, of_parquet), of_file(shoal.read_csv, body, **ASKED))
+
+
+VECTORS = st.lists(st.none() | st.sampled_from([0.5, -3.0, 1e-46, -0.0, 16777217.0]), max_size=4) | st.none()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(["a", "c", None]), VECTORS), min_size=1, max_size=5))
+def test_vectors_in_every_body_are_those_of_the_readers(of_vectors, cells):
+    table = pa.Table.from_pylist(
+        [{"dwell": dwell, "site": site} for site, dwell in cells],
+        pa.schema({"dwell": pa.list_(pa.float64()), "site": pa.string()}),
+    )
+    (batch,) = shoal.read_arrow(table, **WITH_VECTORS).unlabelled()
+    want = repr(rows(batch))  # -0.0 is not 0.0
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert repr(of_body(sink.getvalue(), ARROW, of_vectors)) == want
+    assert repr(of_body(json.dumps({"instances": table.to_pylist()}).encode(), JSON, of_vectors)) == want
+    texts = [["" if x is None else repr(x) for x in dwell or ()] for _, dwell in cells]
+    if [""] not in texts:  # in csv an empty cell
+        lines = [f"{'|'.join(some)},{site or ''}\n" for some, (site, _) in zip(texts, cells, strict=True)]
+        assert repr(of_body(("dwell,site\n" + "".join(lines)).encode(), CSV, of_vectors)) == want
+
+
+def test_vectors_of_texts_are_those_of_numbers(of_vectors):
+    numbers, texts = [[1, None, 2, None], [-3]], [["1", "", " 2 ", None], ["-3e0"]]
+    want = of_body(json.dumps({"instances": [{"dwell": some} for some in numbers]}).encode(), JSON, of_vectors)
+    assert want[2] == [1, 0, 2, 0, -3]
+    sink = io.BytesIO()
+    table = pa.table({"site": pa.nulls(2, pa.string()), "dwell": texts})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert of_body(sink.getvalue(), ARROW, of_vectors) == want
+    assert of_body(json.dumps({"instances": [{"dwell": some} for some in texts]}).encode(), JSON, of_vectors) == want
+
+
+def test_a_body_of_csv_with_what_is_no_number_of_a_vector_is_refused(of_vectors):
+    for cell in ("1|x|2", '"1|x|2"'):
+        got = of_body(f"site,dwell\na,1|2\nb,{cell}\n".encode(), CSV, of_vectors)
+        assert got.startswith("instance 1, column 'dwell': a value is not a finite decimal number at byte ")
+
+
+def test_vectors_are_described(of_vectors):
+    assert of_vectors.describe()["columns"] == {"site": "text", "dwell": "list of numbers"}
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

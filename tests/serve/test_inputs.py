@@ -53,15 +53,17 @@ HOW = {
     "categorical": ["site", "user"],
     "numeric": ["price", "age"],
     "lists": {"seen": "site"},
+    "vectors": ["dwell"],
     "interactions": [("site", "user"), ("user", "price")],
 }
 
 
 def log_lines(rng, n=300):
-    lines = ["click,site,price,user,seen,age"]
+    lines = ["click,site,price,user,seen,age,dwell"]
     for _ in range(n):
         site, *seen = rng.choice(SITES, 1 + rng.integers(3))
-        cells = [rng.integers(2), site, rng.choice(["", "0.5", "2", "-1.25"]), rng.integers(9), "|".join(seen), 3]
+        price, dwell = rng.choice(["", "0.5", "2", "-1.25"]), "|".join(rng.choice(["", "0.5", "3"], rng.integers(4)))
+        cells = [rng.integers(2), site, price, rng.integers(9), "|".join(seen), 3, dwell]
         out = io.StringIO()
         csv.writer(out, lineterminator="").writerow(cells)
         lines.append(out.getvalue())
@@ -103,6 +105,7 @@ INSTANCE = st.fixed_dictionaries(
         "price": NUMBER | st.just("many"),
         "age": NUMBER,
         "seen": st.lists(CELL, max_size=3) | st.none(),
+        "dwell": st.lists(NUMBER, max_size=3) | st.none(),
         "click": st.just(1),
     },
 )
@@ -117,13 +120,14 @@ def test_every_instance_gets_the_models_own_probability_whatever_stands_beside_i
         with pytest.raises(RequestError, match=f"instance {bad}, column 'price': 'many' is not a number"):
             asked.instances(rows)
         return
-    names = ["click", "site", "price", "user", "seen", "age"]
+    names = ["click", "site", "price", "user", "seen", "age", "dwell"]
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)
         for row in rows:
             truth = {name: "1" if cell is True and name in ("price", "age") else text_of(cell)
                      for name, cell in row.items()}  # fmt: skip
+            truth["dwell"] = text_of([1 if cell is True else cell for cell in row.get("dwell") or ()])
             writer.writerow(["1", *(truth.get(name, "") for name in names[1:])])
     want = asked.model.probabilities(shoal.read_csv(path, **how))
     np.testing.assert_allclose(asked.instances(rows), want, rtol=1e-6)
@@ -151,6 +155,10 @@ def test_an_instance_without_a_column_does_not_hide_the_column_of_others(columns
         ({"price": "0x1"}, "instance 1, column 'price': '0x1' is not a number"),
         ({"seen": "a|b"}, "instance 1, column 'seen': 'a|b' is not a list"),
         ({"seen": [["a"]]}, "instance 1, column 'seen': a list is not a cell"),
+        ({"dwell": "1|2"}, "instance 1, column 'dwell': '1|2' is not a list"),
+        ({"dwell": [1, [2]]}, "instance 1, column 'dwell': a list is not a number"),
+        ({"dwell": [1, "x"]}, "instance 1, column 'dwell': 'x' is not a number"),
+        ({"dwell": [4e38]}, "instance 1, column 'dwell': 4e\\+38 is not finite as float32"),
         ({"keys": ["a"]}, "instance 1: Expected `int`"),
         ({"keys": [1], "site": "a"}, "instance 1: Object contains unknown field `site`"),
         (7, "instance 1: an instance is an object or a line of text, got 7"),
@@ -164,10 +172,15 @@ def test_a_cell_that_cannot_be_taken_is_named(columns_model, instance, message):
 
 def test_arrow_bodies_have_missing_texts_and_views(columns_model):
     asked, *_ = columns_model
-    rows = [{"site": "b", "user": "3", "price": 2.0, "seen": ["a", "NA"]}, {"site": "NA", "user": None}, {"age": 3}]
+    rows = [
+        {"site": "b", "user": "3", "price": 2.0, "seen": ["a", "NA"], "dwell": [0.5, None, 3]},
+        {"site": "NA", "user": None, "dwell": []},
+        {"age": 3},
+    ]
     want = asked.instances(rows)
     table = pa.Table.from_pylist(rows, pa.schema({"site": pa.string(), "user": pa.string(), "price": pa.float32(),
-                                                  "seen": pa.list_(pa.string()), "age": pa.int8()}))  # fmt: skip
+                                                  "seen": pa.list_(pa.string()), "age": pa.int8(),
+                                                  "dwell": pa.list_(pa.float64())}))  # fmt: skip
     np.testing.assert_array_equal(asked.table(table), want)
     views = table.set_column(0, "site", table["site"].cast(pa.string_view()))
     np.testing.assert_array_equal(asked.table(views), want)
@@ -180,6 +193,10 @@ def test_arrow_bodies_have_missing_texts_and_views(columns_model):
         asked.table(bad)
     with pytest.raises(RequestError, match="column 'seen' holds string: this model takes lists"):
         asked.table(table.set_column(3, "seen", pa.array(["a"] * 3)))
+    with pytest.raises(RequestError, match="column 'dwell' holds double: this model takes lists"):
+        asked.table(table.set_column(5, "dwell", pa.array([1.0] * 3)))
+    with pytest.raises(RequestError, match="instance 1, column 'dwell': inf is not a finite float32 number"):
+        asked.table(table.set_column(5, "dwell", pa.array([[1.0], [2.0, np.inf], None])))
 
 
 def text_models():

@@ -38,8 +38,10 @@ def stream(table, **options):
 
 def seeds(named):
     """Bodies that are in order, with the models that they are for."""
-    rows = [{"site": "a", "user": 3, "price": 0.5, "seen": ["a", None]}, {"site": None}, {"price": 1, "seen": []}] * 2
-    schema = pa.schema({"site": pa.string(), "user": pa.int64(), "price": pa.float64(), "seen": pa.list_(pa.string())})
+    rows = [{"site": "a", "user": 3, "price": 0.5, "seen": ["a", None], "dwell": [0.5, None]}, {"site": None},
+            {"price": 1, "seen": [], "dwell": [3]}] * 2  # fmt: skip
+    schema = pa.schema({"site": pa.string(), "user": pa.int64(), "price": pa.float64(), "seen": pa.list_(pa.string()),
+                        "dwell": pa.list_(pa.float64())})  # fmt: skip
     table = pa.Table.from_pylist(rows, schema)
     keys = pa.table({"keys": pa.array([[1, 2], [], [3]] * 2, pa.list_(pa.uint64())),
                      "values": pa.array([[1, 2], [], [3]] * 2, pa.large_list(pa.float32()))})  # fmt: skip
@@ -48,15 +50,17 @@ def seeds(named):
     fixed = pa.table({"keys": pa.array([[1, 2]] * 4, pa.list_(pa.uint16(), 2)), "more": pa.array([None] * 4)})
     coded_lists = table.set_column(3, "seen", table["seen"].cast(pa.list_(pa.dictionary(pa.int8(), pa.string()))))
     odd = pa.table({"site": pa.array([1, None], pa.timestamp("us")), "user": pa.array([True, None]), "price": [1, 2],
-                    "seen": pa.array([[2.5], None], pa.list_(pa.float64()))})  # fmt: skip
+                    "seen": pa.array([[2.5], None], pa.list_(pa.float64())),
+                    "dwell": pa.array([["1"], None], pa.list_(pa.dictionary(pa.int8(), pa.string())))})  # fmt: skip
     sized = table.set_column(0, "site", pa.array([b"a", None] * 3, pa.binary(1)))
-    for one in (table, coded, views, odd, coded_lists, sized):
+    vectors = table.set_column(4, "dwell", pa.array([[1, None], None, [2, 3]] * 2, pa.list_(pa.int16(), 2)))
+    for one in (table, coded, views, odd, coded_lists, sized, vectors):
         yield stream(one), ARROW, named
         yield stream(one, compression="lz4"), ARROW, named
     for one in (keys, fixed):
         yield stream(one), ARROW, named
         yield stream(one, compression="zstd"), ARROW, named
-    yield b'site,user,price,seen\na,3,0.5,a|b\r\n"b, ""c""",,NA,\n\n"True",1.0,2,7|\n', CSV, named
+    yield b'site,user,price,seen,dwell\na,3,0.5,a|b,1|2\r\n"b, ""c""",,NA,,\n\n"True",1.0,2,7|,"|3"\n', CSV, named
     yield json.dumps({"instances": [*rows, {"keys": [1, 2**64 - 1], "values": [0.5, 1]}]}).encode(), JSON, named
 
 
@@ -87,8 +91,9 @@ def mutate(rng, bodies, body):
 
 def run(seed: int, count: int, first: int) -> int:
     """Try bodies: how many of them were predicted from."""
-    how = {"label": "y", "categorical": None, "numeric": ["price"], "lists": {"seen": "site"}}
-    frame = pa.table({"y": [1, 0], "site": ["a", "b"], "user": [1, 2], "price": [0.5, 1], "seen": [["a"], ["b"]]})
+    how = {"label": "y", "categorical": None, "numeric": ["price"], "lists": {"seen": "site"}, "vectors": ["dwell"]}
+    frame = pa.table({"y": [1, 0], "site": ["a", "b"], "user": [1, 2], "price": [0.5, 1], "seen": [["a"], ["b"]],
+                      "dwell": [[0.5], [1, 2]]})  # fmt: skip
     criteo = "1\t" + "\t".join(["3"] * 13 + ["a"] * 26) + "\n"
     with shoal.LogisticRegression() as named, shoal.LogisticRegression() as lines:
         named.fit(shoal.read_arrow(frame, **how, interactions=[("site", "user"), ("seen", "seen")]), progress=False)

@@ -24,7 +24,7 @@ from msgspec import structs
 
 from shoal import _core
 from shoal.data import Batch
-from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, Columns, listed, missing_texts
+from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, VECTOR, Columns, listed, missing_texts
 from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
 from shoal.data.interactions import named_pairs
@@ -94,7 +94,7 @@ class InputSpec:
         return self.format == CRITEO.name
 
     def role(self, name: str) -> int:
-        """Return the role of a column: CATEGORICAL, NUMERIC, LIST, LABEL or PASSED_OVER."""
+        """Return the role of a column: CATEGORICAL, NUMERIC, LIST, VECTOR, LABEL or PASSED_OVER."""
         return self._roles.get(name, self.others)
 
     def unknown(self, names: Iterable[str]) -> list[str]:
@@ -127,7 +127,8 @@ class InputSpec:
         if self.columns is None:
             return []
         pairs = [name for pair in named_pairs(self.columns.interactions) for name in pair]
-        known = [*(self.columns.categorical or ()), *self.columns.numeric, *self.columns.lists, *map(str, pairs)]
+        asked = self.columns
+        known = (*(asked.categorical or ()), *asked.numeric, *asked.lists, *asked.vectors, *map(str, pairs))
         return list(dict.fromkeys(known))
 
     def describe(self) -> dict[str, Any]:
@@ -173,7 +174,14 @@ class InputSpec:
         return Examples(examples.instances, *made, None)
 
 
-_ROLES = {CATEGORICAL: "text", NUMERIC: "number", LIST: "list of texts", LABEL: "label", PASSED_OVER: "passed over"}
+_ROLES = {
+    CATEGORICAL: "text",
+    NUMERIC: "number",
+    LIST: "list of texts",
+    VECTOR: "list of numbers",
+    LABEL: "label",
+    PASSED_OVER: "passed over",
+}
 
 
 def to_batch(parts: list[Examples], rows: int) -> Batch:
@@ -220,6 +228,7 @@ def _columns(form: str | None, schema: Mapping[str, Any]) -> Columns | None:
         numeric=schema.get("numeric", ()),
         weight=schema.get("weight"),
         lists=schema.get("lists", {}),
+        vectors=schema.get("vectors", ()),
         interactions=[tuple(pair) for pair in schema.get("interactions", ())],
     )
 
@@ -229,6 +238,7 @@ def _roles(columns: Columns) -> dict[str, int]:
         **dict.fromkeys(columns.categorical or (), CATEGORICAL),
         **dict.fromkeys(columns.numeric, NUMERIC),
         **dict.fromkeys(columns.lists, LIST),
+        **dict.fromkeys(columns.vectors, VECTOR),
         **({} if columns.weight is None else {columns.weight: PASSED_OVER}),
         **({} if columns.label is None else {columns.label: LABEL}),
     }

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from shoal.base.decoders import json_decoder
 from shoal.data import Batch, hash_strings
-from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, missing_numbers
+from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, VECTOR, missing_numbers
 from shoal.data.criteo import INTEGER_COLUMNS
 from shoal.data.hashing import MISSING_TEXT, hash_cells, number_of_text, texts_of_numbers
 from shoal.data.readers import field_number
@@ -223,11 +223,9 @@ class _NamedRows:
             if self._is_missing(cell):
                 continue
             if role == NUMERIC:
-                value = _number(name, cell)
-                self._numeric.append((self._count, value))
-                self._put(name, "")
-            elif role == LIST:
-                self._add_list(name, cell)
+                self._put_number(name, _number(name, cell))
+            elif role in (LIST, VECTOR):
+                self._add_list(name, cell, role)
             else:
                 self._put(name, cell)
         self._numbers.append(number)
@@ -238,13 +236,22 @@ class _NamedRows:
             return cell in self.spec.missing
         return isinstance(cell, int | float) and not isinstance(cell, bool) and cell in self._missing_numbers
 
-    def _add_list(self, name: str, cells: Any) -> None:
+    def _add_list(self, name: str, cells: Any, role: int) -> None:
         if not isinstance(cells, list):
             raise _ColumnError(name, f"{_excerpt(cells)} is not a list, and this column holds lists")
         for cell in cells:
-            # In csv an item of no bytes is missing; elsewhere it is a text.
-            missing = cell is None or self._is_missing(cell) or (cell == "" and self.spec.format == "csv")
-            self._put(name, MISSING_TEXT if missing else cell)
+            # In csv an item of no bytes is missing; elsewhere it is a text, but no number.
+            empty_is_missing = self.spec.format == "csv" or role == VECTOR
+            missing = cell is None or self._is_missing(cell) or (cell == "" and empty_is_missing)
+            if role == VECTOR:
+                self._put_number(name, 0.0 if missing else _number(name, cell))
+            else:
+                self._put(name, MISSING_TEXT if missing else cell)
+
+    def _put_number(self, name: str, number: float) -> None:
+        """Add a feature of a column of numbers."""
+        self._numeric.append((self._count, number))
+        self._put(name, "")
 
     def _put(self, name: str, cell: Any) -> None:
         """Add a feature."""
@@ -285,7 +292,7 @@ class _NamedRows:
             keys[places] = np.concatenate(hashes)
             of[places] = np.repeat(fields, [len(one.places) for one in columns])
         values = None
-        if self.spec.columns.numeric:
+        if self.spec.columns.numeric or self.spec.columns.vectors:
             values = np.ones(self._count, np.float32)
             if self._numeric:
                 values[[place for place, _ in self._numeric]] = [number for _, number in self._numeric]

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import structs
 
 from shoal.data import Batch
-from shoal.data.columns import LIST, PASSED_OVER
+from shoal.data.columns import LIST, PASSED_OVER, VECTOR
 from shoal.data.rebatch import joined
 from shoal.data.record_batch import RowError, featured, pyarrow
 from shoal.serve.inputs import MOST_COLUMNS, Examples, InputSpec, to_batch
@@ -180,7 +180,7 @@ def _check_type(name: str, kind: Any, spec: InputSpec) -> None:
         inner = inner.value_type
     if pyarrow().types.is_dictionary(inner):
         inner = inner.value_type
-    if spec.role(name) == LIST and not _is_list(kind):
+    if spec.role(name) in (LIST, VECTOR) and not _is_list(kind):
         raise RequestError(f"column {name!r} holds {kind}: this model takes lists there")
     if not _is_plain(inner) and not _is_view(kind):
         raise RequestError(f"column {name!r} holds {kind}: send numbers, texts, dictionaries of them, or lists of them")
