@@ -1,6 +1,7 @@
 """Columns of lists: a feature for each text of a cell, with the keys of another column."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -197,7 +198,8 @@ def test_fixed_size_lists_and_views_are_lists_too():
     [
         ([{"a": 1}], "lists", "holds struct<a: int64>, not lists: leave it out"),
         ([{"a": 1}], "numeric", "holds struct<a: int64>, not numbers: leave it out"),
-        ([[1]], "categorical", "holds list<.*: int64>, which has no text: name it as a list, lists="),
+        ([[1]], "numeric", r"holds list<.*>, not numbers: name it as a list, .*, or as a vector of numbers, vectors="),
+        ([[[1]]], "lists", r"holds list<.*: list<.*: int64>>, not lists of texts or numbers: leave it out"),
         ([1], "lists", "holds int64, not lists: name it as categorical"),
     ],
 )
@@ -212,6 +214,38 @@ def test_the_remedy_for_a_type_that_does_not_fit_is_one(tmp_path, values, role, 
                 tmp_path / "x.parquet", label="click", **{role: {"x": "x"} if role == "lists" else ["x"]}
             )
         )
+
+
+@pytest.mark.parametrize("how", [{}, {"categorical": ["x"]}], ids=["of all others", "named"])
+def test_a_column_of_lists_is_no_category(tmp_path, how):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    as_list = "name it as a list, lists={'x': 'x'}"
+    as_vector = f"{as_list}, or as a vector of numbers, vectors=['x']"
+    kinds = [
+        (arrow.list_(arrow.string()), as_list),
+        (arrow.list_(arrow.bool_()), as_list),
+        (arrow.list_(arrow.null()), as_list),
+        (arrow.list_(arrow.dictionary(arrow.int8(), arrow.string())), as_list),
+        (arrow.list_(arrow.int64()), as_vector),
+        (arrow.large_list(arrow.float32()), as_vector),
+        (arrow.list_(arrow.float64(), 2), as_vector),
+        (arrow.list_view(arrow.decimal128(5, 2)), as_vector),
+        (arrow.large_list_view(arrow.string()), as_list),
+        (arrow.list_(arrow.list_(arrow.int64())), "leave it out, or convert it to text"),
+        (arrow.map_(arrow.string(), arrow.int64()), "leave it out, or convert it to text"),
+        (arrow.struct([("a", arrow.int64())]), "leave it out, or convert it to text"),
+    ]
+    for kind, remedy in kinds:
+        # It is the type that decides, whatever the cells hold.
+        table = arrow.table({"click": [1, 0], "x": arrow.array([None, None], kind)})
+        says = f"column 'x' holds {kind}, which has no text: {remedy}"
+        with pytest.raises(ValueError, match="^pyarrow Table: " + re.escape(says)):
+            list(shoal.read_arrow(table, label="click", **how))
+        if not str(kind).startswith(("list_view", "large_list_view")):  # which Parquet does not have
+            parquet.write_table(table, tmp_path / "x.parquet")
+            with pytest.raises(ValueError, match=r"x\.parquet: column 'x' holds .*" + re.escape(remedy)):
+                list(shoal.read_parquet(tmp_path / "x.parquet", label="click", **how))
 
 
 def test_columns_of_one_name_are_refused_if_they_are_read(tmp_path):

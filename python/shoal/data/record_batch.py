@@ -118,7 +118,8 @@ def _numbers(column: Any, name: str, remedy: str | None = None, missing: Sequenc
     arrow = pyarrow()
     types = arrow.types
     if remedy is None:
-        remedy = "leave it out" if types.is_nested(column.type) else "name the column as categorical"
+        is_nested = types.is_nested(column.type)
+        remedy = (_list_remedy(column.type, name) or "leave it out") if is_nested else "name the column as categorical"
     if types.is_dictionary(column.type):
         return _numbers_of_dictionary(column, name, remedy, missing)
     if types.is_string_view(column.type):
@@ -249,6 +250,10 @@ def _texts(column: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]
     arrow = pyarrow()
     types = arrow.types
     kind = column.type
+    no_text = f"column {name!r} holds {kind}, which has no text"
+    remedy = "leave it out, or convert it to text"
+    if types.is_nested(kind):
+        raise ValueError(f"{no_text}: {_list_remedy(kind, name) or remedy}")
     if types.is_timestamp(kind):
         column = column.view(arrow.timestamp(kind.unit))  # in UTC
     elif types.is_duration(kind):
@@ -258,10 +263,7 @@ def _texts(column: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]
     try:
         text = column.cast(arrow.large_binary() if _is_binary(column.type) else arrow.large_string())
     except arrow.ArrowException:
-        remedy = "leave it out, or convert it to text"
-        if _is_list(kind):
-            remedy = f"name it as a list, {_as_list(name)}, or leave it out"
-        raise ValueError(f"column {name!r} holds {kind}, which has no text: {remedy}") from None
+        raise ValueError(f"{no_text}: {remedy}") from None
     _, offsets, data = text.buffers()
     ends = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
     texts = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
@@ -281,6 +283,16 @@ def _is_list(kind: Any) -> bool:
     types = pyarrow().types
     tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
     return any(test(kind) for test in tests)
+
+
+def _list_remedy(kind: Any, name: str) -> str | None:
+    """Return how a column of lists is named; None if there is no way to read it."""
+    types = pyarrow().types
+    if not _is_list(kind) or types.is_nested(kind.value_type):
+        return None
+    are_numbers = any(test(kind.value_type) for test in (types.is_integer, types.is_floating, types.is_decimal))
+    as_vector = f", or as a vector of numbers, vectors=[{name!r}]" if are_numbers else ""
+    return f"name it as a list, {_as_list(name)}{as_vector}, or leave it out"
 
 
 def _as_list(name: str) -> str:
