@@ -91,9 +91,8 @@ def test_a_model_of_ones_own_goes_through_all_commands(folder, capsys):
         np.testing.assert_array_equal(model.probabilities(reader), expected)
     assert main(["report", "m", *allow, "--quiet"]) == 0
     assert main(["export", "m", "--output", "e", "--quiet"]) == 0
-    with shoal.serve.Model("e") as served:
-        got = served.predict([{"user": "u1", "ad": "a2"}])
-    assert len(got) == 1
+    with shoal.export.open("e") as exported:
+        assert sorted(exported.tables) == ["embedding", "gates"]
 
 
 def test_no_code_is_imported_that_was_not_allowed(folder, capsys, caplog):

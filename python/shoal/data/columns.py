@@ -112,6 +112,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     positive: str | float | None = None
     lists: Mapping[str, str] = msgspec.field(default_factory=dict)
     vectors: Sequence[str] = ()
+    labels: Sequence[str] = ()
     interactions: Interactions = ()
 
     def __post_init__(self) -> None:
@@ -121,13 +122,14 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
             ("categorical", self.categorical),
             ("numeric", self.numeric),
             ("vectors", self.vectors),
+            ("labels", self.labels),
         ):
             if isinstance(given, str) or not all(isinstance(column, str) for column in given or ()):
                 raise TypeError(f"{name} is {given!r}: pass a list of names of columns")
         texts = self.lists.items() if isinstance(self.lists, Mapping) else [("", None)]
         if not all(isinstance(name, str) and isinstance(shared, str) for name, shared in texts):
             raise TypeError(f'lists is {self.lists!r}: pass {{"column": "column whose keys it shares"}}')
-        roles = [*self.numeric, *(self.categorical or ()), *self.lists, *self.vectors]
+        roles = [*self.numeric, *(self.categorical or ()), *self.lists, *self.vectors, *self.labels]
         roles += [] if self.label is None else [self.label]
         roles += [] if self.weight is None else [self.weight]
         for column in roles:
@@ -174,6 +176,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
             schema["lists"] = dict(self.lists)
         if self.vectors:
             schema["vectors"] = list(self.vectors)
+        if self.labels:
+            schema["labels"] = list(self.labels)
         if pairs := named_pairs(self.interactions):
             schema["interactions"] = [list(pair) for pair in pairs]
         return schema
@@ -194,6 +198,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
         answers = {
             **({} if self.weight is None else {self.weight: WEIGHT}),
             **({} if self.label is None else {self.label: LABEL}),
+            **dict.fromkeys(self.labels, NUMERIC),
         }
         roles = {**roles, **answers} if labelled else roles
         others = CATEGORICAL if self.categorical is None else PASSED_OVER

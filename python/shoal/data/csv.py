@@ -150,7 +150,7 @@ def csv_format(
     return Format(
         "csv",
         None if names is None else header.of(names),
-        valued=bool(columns.numeric or columns.vectors),
+        valued=bool(columns.numeric or columns.vectors or columns.labels),
         weighted=columns.weight is not None,
         header=header if names is None else None,
         pairs=columns.pairs,

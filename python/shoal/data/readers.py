@@ -264,6 +264,7 @@ def read_csv(
     positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
     vectors: Sequence[str] = (),
+    labels: Sequence[str] = (),
     list_separator: str = "|",
     sep: str = ",",
     columns: Sequence[str] | None = None,
@@ -298,6 +299,9 @@ def read_csv(
     vectors : list of str, default none
         Columns whose cells are lists of numbers: each number is a feature with the key that the column would have as a
         numeric one, and the number as its value. An item that is missing keeps its place, with the value 0.
+    labels : list of str, default none
+        Columns of numbers that are the labels of other tasks of a `shoal.torch.Model`: features as those of numeric
+        columns, which data without labels lacks.
     list_separator : str, default "|"
         Separator of the items of a list or a vector; an empty text of a list keeps its place, as a feature of its own.
     sep : str, default ","
@@ -357,6 +361,7 @@ def read_csv(
         positive=positive,
         lists=lists or {},
         vectors=vectors,
+        labels=labels,
         interactions=interactions,
     )
     settings = Settings(batch_size, on_error, reader_threads, names)
@@ -385,6 +390,7 @@ def read_parquet(
     positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
     vectors: Sequence[str] = (),
+    labels: Sequence[str] = (),
     na_values: Texts = (),
     interactions: Interactions = (),
     batch_size: int = BATCH_SIZE,
@@ -416,6 +422,9 @@ def read_parquet(
     vectors : list of str, default none
         Columns of Arrow's list type, whose elements are numbers, or texts that are: each is a feature with the key that
         the column would have as a numeric one, and the number as its value. A null keeps its place, with the value 0.
+    labels : list of str, default none
+        Columns of numbers that are the labels of other tasks of a `shoal.torch.Model`: features as those of numeric
+        columns, which data without labels lacks.
     na_values : list of str or numbers, default none
         Texts of missing cells, which produce no feature.
     interactions : list of pairs of columns, or list of columns, default none
@@ -456,6 +465,7 @@ def read_parquet(
         positive=positive,
         lists=lists or {},
         vectors=vectors,
+        labels=labels,
         interactions=interactions,
     )
     files = files_of(path, storage_options)
@@ -475,6 +485,7 @@ def read_arrow(
     positive: str | float | None = None,
     lists: Mapping[str, str] | None = None,
     vectors: Sequence[str] = (),
+    labels: Sequence[str] = (),
     na_values: Texts = (),
     interactions: Interactions = (),
     batch_size: int = BATCH_SIZE,
@@ -487,7 +498,7 @@ def read_arrow(
     data : object with ``__arrow_c_stream__``
         A frame of pandas or polars, a table, a dataset's scanner or a RecordBatchReader of pyarrow, a relation of
         DuckDB. Data without a length is a stream, which allows one pass.
-    label, categorical, numeric, weight, positive, lists, vectors, na_values, interactions, batch_size, names
+    label, categorical, numeric, weight, positive, lists, vectors, labels, na_values, interactions, batch_size, names
         As `read_parquet`.
 
     Returns
@@ -524,6 +535,7 @@ def read_arrow(
         positive=positive,
         lists=lists or {},
         vectors=vectors,
+        labels=labels,
         interactions=interactions,
     )
     return TableReader((ArrowSource(data),), "arrow", columns, Settings(batch_size, names=names), na_values)

@@ -77,7 +77,8 @@ def featured(
     features = [name for name, kind in kinds.items() if kind in (NUMERIC, CATEGORICAL)]
     keys = np.empty((rows, len(features)), np.uint64)
     there = np.empty((rows, len(features)), np.bool_)
-    values = np.ones((rows, len(features)), np.float32) if columns.numeric or columns.vectors else None
+    has_numbers = bool(columns.numeric or columns.vectors or columns.labels)
+    values = np.ones((rows, len(features)), np.float32) if has_numbers else None
     fields = np.array([field_of(name) for name in features], np.uint64)
     for i, name in enumerate(features):
         if kinds[name] == NUMERIC:

@@ -35,7 +35,7 @@ from shoal.models.history import Record
 # Passes over an array or a frame by default. Such data is small: one pass has too few steps.
 EPOCHS_OF_ARRAYS = 10
 
-_OF_ARROW = ("label", "categorical", "numeric", "weight", "positive", "lists", "vectors", "interactions")
+_OF_ARROW = ("label", "categorical", "numeric", "weight", "positive", "lists", "vectors", "labels", "interactions")
 _FEATURES = ("categorical", "numeric", "lists", "vectors", "interactions")
 
 

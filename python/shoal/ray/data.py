@@ -45,7 +45,7 @@ class Hash:
 
     Parameters
     ----------
-    label, categorical, numeric, weight, positive, lists, vectors, interactions
+    label, categorical, numeric, weight, positive, lists, vectors, labels, interactions
         As `shoal.read_parquet`.
     with_fields : bool
         Whether hashed blocks have the field of each feature, which click models of `shoal.torch` need.
@@ -70,6 +70,7 @@ class Hash:
     positive: str | float | None = None
     lists: Mapping[str, str] = field(default_factory=dict)
     vectors: Sequence[str] = ()
+    labels: Sequence[str] = ()
     interactions: Interactions = ()
     with_fields: bool = False
     _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # see `featured`
@@ -92,6 +93,7 @@ class Hash:
             positive=self.positive,
             lists=self.lists,
             vectors=self.vectors,
+            labels=self.labels,
             interactions=self.interactions,
         )
 

@@ -229,6 +229,7 @@ def _columns(form: str | None, schema: Mapping[str, Any]) -> Columns | None:
         weight=schema.get("weight"),
         lists=schema.get("lists", {}),
         vectors=schema.get("vectors", ()),
+        labels=schema.get("labels", ()),
         interactions=[tuple(pair) for pair in schema.get("interactions", ())],
     )
 
@@ -239,6 +240,7 @@ def _roles(columns: Columns) -> dict[str, int]:
         **dict.fromkeys(columns.numeric, NUMERIC),
         **dict.fromkeys(columns.lists, LIST),
         **dict.fromkeys(columns.vectors, VECTOR),
+        **dict.fromkeys(columns.labels, PASSED_OVER),
         **({} if columns.weight is None else {columns.weight: PASSED_OVER}),
         **({} if columns.label is None else {columns.label: LABEL}),
     }

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from shoal.base.scalars import whole
-from shoal.data import Batch
+from shoal.data import Batch, Reader
 from shoal.metrics import StreamMetrics
 from shoal.models import files, fitting, preprocessing
 from shoal.models.fit_checkpoints import Checkpointing
@@ -336,6 +336,8 @@ class ClickModel(ClickPredictor):
                 "click models of several workers step together: pass each worker reader.split(store.rank, "
                 "store.num_workers) instead of a loop over store.splits"
             )
+        if self._described is not None and isinstance(data, Reader):
+            self._described.check_labels(data.schema)
         plan = Plan.of(self._learning, epochs, shuffle, early_stopping)
         task = FitInput(self.reading(data), self.reading(valid), plan)
         fitting.fit([self], task, progress=progress, checkpoint=checkpoint, callbacks=callbacks)

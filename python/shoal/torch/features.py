@@ -83,7 +83,7 @@ class Features:
     --------
     >>> features = Features(["user", {"name": "price", "type": "number"}, {"name": "tags", "type": "list"}])
     >>> features.columns
-    {'categorical': ['user'], 'numeric': ['price'], 'lists': {'tags': 'tags'}, 'vectors': []}
+    {'categorical': ['user'], 'numeric': ['price'], 'lists': {'tags': 'tags'}, 'vectors': [], 'labels': []}
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Features:
 
     @functools.cached_property
     def columns(self) -> dict[str, Any]:
-        """The columns as arguments of `shoal.read_csv`: categorical, numeric, lists and vectors."""
+        """The columns as arguments of `shoal.read_csv`: categorical, numeric, lists, vectors and labels."""
         categorical: dict[str, None] = {}
         numeric: dict[str, None] = {}
         vectors: dict[str, None] = {}
@@ -221,17 +221,17 @@ class Features:
                 vectors[column] = None
             elif one.type in _JAGGED:
                 lists[column] = self.hashed(one)
-                lists |= {side: self._column_named(share) for side, share in sides_of(one).items()}
+                lists |= {side: self.hashed_as(share) for side, share in sides_of(one).items()}
                 vectors |= dict.fromkeys([*one.side_numeric, *([] if one.weights is None else [one.weights])])
         if self.group is not None and not {self.group} & {*categorical, *numeric, *lists}:
             categorical[self.group] = None
-        for task in list(self.labels.values())[1:]:
-            numeric[task.column] = None
+        labels = dict.fromkeys(task.column for task in list(self.labels.values())[1:])
         kinds: dict[str, set[str]] = {
             "categorical": {*categorical},
             "numeric": {*numeric},
             "lists": {*lists},
             "vectors": {*vectors},
+            "labels": {*labels},
         }
         for first, second in itertools.combinations(kinds, 2):
             if both := kinds[first] & kinds[second]:
@@ -241,6 +241,7 @@ class Features:
             "numeric": list(numeric),
             "lists": lists,
             "vectors": list(vectors),
+            "labels": list(labels),
         }
 
     @functools.cached_property
@@ -262,7 +263,7 @@ class Features:
         """Return the column in which a feature's texts are hashed."""
         return column_of(one) if one.share is None else column_of(self._of[one.share])
 
-    def _column_named(self, name: str) -> str:
+    def hashed_as(self, name: str) -> str:
         """Return the column of the feature of this name, or else the column."""
         return column_of(self._of[name]) if name in self._of else name
 
@@ -294,14 +295,12 @@ class Features:
         """
         if "categorical" not in schema:  # all columns, or a format without columns: checked on the data
             return
-        there: dict[str, list[str]] = {
-            kind: list(schema.get(kind, ())) for kind in ("categorical", "numeric", "lists", "vectors")
-        }
+        there: dict[str, list[str]] = {kind: list(schema.get(kind, ())) for kind in self.columns}
         everything = [name for names in there.values() for name in names]
         if self.group is not None and self.group not in everything:
             raise ValueError(_unknown("group", self.group, "columns that are read", everything))
         for kind, names in self.columns.items():
-            for name in names:
+            for name in names if kind != "labels" else ():
                 if name in there[kind] or name == self.group:
                     continue
                 if name in everything:
@@ -313,6 +312,14 @@ class Features:
                 raise ValueError(
                     f"list {name!r} is read with the keys of {schema['lists'][name]!r}, and its feature shares the "
                     f"rows of {shared!r}: read it with lists={{{name!r}: {shared!r}}}"
+                )
+
+    def check_labels(self, schema: Mapping[str, Any]) -> None:
+        """Check that a reader by named columns has the labels of all tasks, which data to predict lacks."""
+        for name, task in list(self.labels.items())[1:]:
+            if "categorical" in schema and task.column not in (*schema.get("labels", ()), *schema.get("numeric", ())):
+                raise ValueError(
+                    f"the reader has no column {task.column!r}, the labels of {name!r}: pass it labels=[{task.column!r}]"
                 )
 
     # ---- groups --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from torch import Tensor
 from shoal import _core
 from shoal.config import Feature
 from shoal.data import Batch, hash_strings
+from shoal.data.hashing import MISSING_TEXT
 from shoal.torch.features import Features, column_of, examples_of, fields_of, sides_of
 
 Places: TypeAlias = npt.NDArray[np.int64]
@@ -182,6 +183,11 @@ class Arrangement:
         """Return the key of each interval."""
         return hash_strings([str(i) for i in range(len(one.edges) + 1)], self.features.number(column_of(one)))
 
+    def missing_in(self, column: str, share: str) -> np.uint64:
+        """Return the key of a missing text in a side column."""
+        hashed = self.features.hashed_as(share)
+        return np.uint64(hash_strings([MISSING_TEXT], self.features.number(hashed))[0])
+
     def inputs(self, batch: Batch) -> Inputs:
         """Arrange a batch."""
         if self.features.needs_data:
@@ -325,29 +331,45 @@ class _Seen:
         np.cumsum(counts, out=offsets[1:])
         weights = None
         if values is not None:
-            weights = values[at if one.weights is None else beside[one.weights]]
+            weights = values[at] if one.weights is None else self._numbers(beside[one.weights])
         numeric = None
         if one.side_numeric:
-            columns = [np.empty(0, np.float32) if values is None else values[beside[name]] for name in one.side_numeric]
-            numeric = torch.from_numpy(np.stack(columns, axis=1))
+            numeric = torch.from_numpy(np.stack([self._numbers(beside[name]) for name in one.side_numeric], axis=1))
         return Items(
             _keys(self.batch.keys[at]),
             torch.from_numpy(offsets),
             None if weights is None or np.all(weights == 1) else torch.from_numpy(weights),
-            {column: _keys(self.batch.keys[beside[column]]) for column in sides_of(one)},
+            {column: self._side(beside[column], column, share) for column, share in sides_of(one).items()},
             numeric,
         )
 
     def _aligned(self, one: Feature, column: str, counts: npt.NDArray[np.int64]) -> Places:
-        """Return the places of a column that has a cell for each item."""
+        """Return the places of a column that has one for each item; -1 for those of an example without any."""
         at = self.at(column)
         its = np.bincount(self.example[at], minlength=self.n)
-        if len(bad := np.flatnonzero(its != counts)):
+        if len(bad := np.flatnonzero((its != counts) & (its != 0))):
             raise ValueError(
                 f"example {bad[0]} has {counts[bad[0]]} items in {one.name!r} and {its[bad[0]]} in {column!r}, which "
                 "has one for each: write a missing one as an empty item"
             )
-        return at
+        if len(at) == counts.sum():
+            return at
+        out = np.full(counts.sum(), -1, np.int64)
+        out[np.repeat(its != 0, counts)] = at
+        return out
+
+    def _numbers(self, at: Places) -> npt.NDArray[np.float32]:
+        """Return the numbers of these places, 0 where there is none."""
+        if self.batch.values is None or not len(self.batch.values):
+            return np.zeros(len(at), np.float32)
+        return np.where(at < 0, np.float32(0), self.batch.values[at])
+
+    def _side(self, at: Places, column: str, share: str) -> Tensor:
+        """Return the keys of these places, that of a missing text where there is none."""
+        missing = self.arrangement.missing_in(column, share)
+        if not len(self.batch.keys):
+            return _keys(np.full(len(at), missing, np.uint64))
+        return _keys(np.where(at < 0, missing, self.batch.keys[at]))
 
     def _crossed(self, one: Feature) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
         """Return the combinations of the features of a cross, jagged."""
