@@ -304,13 +304,15 @@ def read(kind: type[C], given: Mapping[str, Any], where: str = "") -> C:
         raise ValueError(f"{where} {error}".lstrip()) from None
 
 
-def check_names(given: Mapping[str, Any] | Sequence[str], known: Sequence[str] | Mapping[str, Any], where: str) -> None:
+def check_names(
+    given: Mapping[str, Any] | Sequence[str], known: Sequence[str] | Mapping[str, Any], where: str, what: str = "key"
+) -> None:
     """Raise ValueError for an unknown name; the message has the nearest known one."""
     for name in given:
         if name not in known:
             near = nearest(name, known)
             hint = "there are" if near is None else f"did you mean {near!r}? There are"
-            raise ValueError(f"{where} has no key {name!r}: {hint} {', '.join(known)}")
+            raise ValueError(f"{where} has no {what} {name!r}: {hint} {', '.join(known)}")
 
 
 def read_file(file: str) -> dict[str, Any]:

@@ -12,19 +12,24 @@ Threads: as torch's modules.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from shoal.base.settings import check_names
 from shoal.config import Feature
+from shoal.torch.activations import Activation, BatchNorm
+from shoal.torch.activations import activation as make_activation
 from shoal.torch.features import Features, sides_of
 from shoal.torch.inputs import Inputs, Items
 from shoal.torch.sparse import SparseModule, pull_together
 
 Maker = Callable[[str, int], nn.Module]
+WeightInit = Literal["xavier_normal", "xavier_uniform", "kaiming_normal"]
 
 
 class ItemRows(NamedTuple):
@@ -336,10 +341,20 @@ class Deep(TypedDict, total=False):
         Widths of its layers; default: (400, 400, 400).
     dropout : float
         Of each layer's output; default: 0.
+    batch_norm, layer_norm : bool
+        Whether each layer's numbers are normalized over the batch, or over the layer; default: False.
+    activation : {"relu", "prelu", "dice", "gelu", "silu", "leaky_relu", "tanh", "sigmoid", "identity"}
+        Default: "relu".
+    init : {"xavier_normal", "xavier_uniform", "kaiming_normal"}
+        How its weights are drawn, with biases of 0; default: as torch draws them.
     """
 
     hidden: Sequence[int]
     dropout: float
+    batch_norm: bool
+    layer_norm: bool
+    activation: Activation
+    init: WeightInit | None
 
 
 class Tower(nn.Sequential):
@@ -350,16 +365,61 @@ class Tower(nn.Sequential):
         self.width = width
 
 
-def tower(width: int, hidden: Sequence[int] = (400, 400, 400), *, dropout: float = 0.0) -> Tower:
-    """Make fully connected layers, each followed by ReLU, from ``width`` numbers to ``hidden[-1]``."""
+def tower(
+    width: int,
+    hidden: Sequence[int] = (400, 400, 400),
+    *,
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+    layer_norm: bool = False,
+    activation: Activation = "relu",
+    init: WeightInit | None = None,
+) -> Tower:
+    """Make fully connected layers from ``width`` numbers to ``hidden[-1]``.
+
+    Each layer is followed by a normalization over the batch or over its units, the activation, and dropout, in this
+    order. ``init`` is that of `initialize`.
+    """
     if not hidden:
         raise ValueError("hidden is empty: pass the width of one layer or more")
+    if batch_norm and layer_norm:
+        raise ValueError("batch_norm and layer_norm normalize the same numbers: pass one of them")
     layers: list[nn.Module] = []
     for before, after in pairwise([width, *hidden]):
-        layers += [nn.Linear(before, after), nn.ReLU()]
+        layers.append(nn.Linear(before, after))
+        if batch_norm:
+            layers.append(BatchNorm(after))
+        if layer_norm:
+            layers.append(nn.LayerNorm(after))
+        layers.append(make_activation(activation, after))
         if dropout > 0:
             layers.append(nn.Dropout(dropout))
-    return Tower(layers, hidden[-1])
+    made = Tower(layers, hidden[-1])
+    initialize(made, init)
+    return made
+
+
+def initialize(module: nn.Module, init: WeightInit | None) -> None:
+    """Draw the weights of a module's fully connected layers anew, with biases of 0; None: leave those of torch.
+
+    With a width of n before a layer and of m after it: "xavier_normal" has the variance 2 / (n + m), "xavier_uniform"
+    the same (Glorot, Bengio, AISTATS 2010), "kaiming_normal" 2 / n (He et al., ICCV 2015).
+    """
+    if init is None:
+        return
+    check_names([init], list(_WEIGHT_INITS), "a tower", "init")
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            _WEIGHT_INITS[init](layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+_WEIGHT_INITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "xavier_normal": nn.init.xavier_normal_,
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "kaiming_normal": functools.partial(nn.init.kaiming_normal_, nonlinearity="relu"),
+}
 
 
 def flat(rows: Tensor, dense: Tensor | None) -> Tensor:
