@@ -1,10 +1,12 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "batch/unique_keys.h"
@@ -183,8 +185,12 @@ Array<float> fm_gradient(const Array<std::int64_t>& indptr, const Floats& values
 using Winners = std::optional<Array<std::uint32_t>>;
 
 Pooling pooling_of(const std::string& name) {
-  SHOAL_CHECK(name == "sum" || name == "mean" || name == "max", "no pooling " + name + ": sum, mean or max");
-  return name == "sum" ? Pooling::kSum : (name == "mean" ? Pooling::kMean : Pooling::kMax);
+  constexpr std::pair<const char*, Pooling> kNames[] = {
+      {"sum", Pooling::kSum}, {"mean", Pooling::kMean}, {"sqrtn", Pooling::kSqrtn}, {"max", Pooling::kMax}};
+  const auto* const found =
+      std::ranges::find(kNames, name, [](const auto& one) { return std::string(one.first); });
+  SHOAL_CHECK(found != std::end(kNames), "no pooling " + name + ": sum, mean, sqrtn or max");
+  return found->second;
 }
 
 // The winners, for a max only.
@@ -222,17 +228,19 @@ void pool_gradient(const std::string& pooling, const Array<std::int64_t>& indptr
   });
 }
 
-Array<float> pool_values_gradient(const Array<std::int64_t>& indptr, const KeyBatch& batch,
-                                  const Array<float>& rows, const Array<float>& grads,
-                                  PoolWithScratch& pool) {
-  const Examples bags = examples_of(indptr, std::nullopt, batch, false);
+Array<float> pool_values_gradient(const std::string& pooling, const Array<std::int64_t>& indptr,
+                                  const Floats& values, const KeyBatch& batch, const Array<float>& rows,
+                                  const Array<float>& grads, const Winners& winners, PoolWithScratch& pool) {
+  const Pooling how = pooling_of(pooling);
+  const Examples bags = examples_of(indptr, values, batch, false);
   const std::size_t dim = dim_of(rows, "rows");
   Array<float> result = fresh<float>(batch.input_size());
   const auto to = out(result);
   const auto from = in(rows);
   const auto slopes = in(grads);
+  const auto won = winners ? in(*winners) : std::span<const std::uint32_t>{};
   const py::gil_scoped_release nogil;
-  shoal::pool_values_gradient(bags, from, slopes, dim, to, pool.threads);
+  shoal::pool_values_gradient(how, bags, from, slopes, won, dim, to, pool.threads);
   return result;
 }
 
@@ -429,8 +437,9 @@ void add_kernel(py::module_& module) {
   module.def("pool_gradient", &pool_gradient, py::arg("pooling"), py::arg("indptr").noconvert(),
              py::arg("values").noconvert(), py::arg("batch"), py::arg("grads").noconvert(),
              py::arg("winners").noconvert(), py::arg("out").noconvert(), py::arg("pool"));
-  module.def("pool_values_gradient", &pool_values_gradient, py::arg("indptr").noconvert(), py::arg("batch"),
-             py::arg("rows").noconvert(), py::arg("grads").noconvert(), py::arg("pool"));
+  module.def("pool_values_gradient", &pool_values_gradient, py::arg("pooling"), py::arg("indptr").noconvert(),
+             py::arg("values").noconvert(), py::arg("batch"), py::arg("rows").noconvert(),
+             py::arg("grads").noconvert(), py::arg("winners").noconvert(), py::arg("pool"));
   module.def("count_min_add", &count_min_add, py::arg("keys").noconvert(), py::arg("counts").noconvert(),
              py::arg("seed"), py::arg("depth"), py::arg("width"), py::arg("counters").noconvert(),
              py::arg("pool"));

@@ -1,6 +1,8 @@
 #include "kernel/pooling.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 
 #include "base/check.h"
@@ -14,6 +16,25 @@ namespace {
 constexpr std::size_t kMaxDim = 16;
 // Rows and gradients are read in random order: the prefetch distance, in entries.
 constexpr std::size_t kAhead = 8;
+
+bool is_divided(Pooling pooling) noexcept { return pooling == Pooling::kMean || pooling == Pooling::kSqrtn; }
+
+// What the sum of a bag is divided by; where that would be 0, infinity, which makes a 0 of every number.
+double divisor_of(Pooling pooling, const float* values, std::size_t begin, std::size_t end) noexcept {
+  if (!is_divided(pooling)) {
+    return 1.0;
+  }
+  const bool root = pooling == Pooling::kSqrtn;
+  auto sum = static_cast<double>(end - begin);
+  if (values != nullptr) {
+    sum = 0.0;
+    for (std::size_t e = begin; e < end; ++e) {
+      const auto x = static_cast<double>(values[e]);
+      sum += root ? x * x : x;
+    }
+  }
+  return sum == 0.0 ? std::numeric_limits<double>::infinity() : (root ? std::sqrt(sum) : sum);
+}
 
 template <class Strip>
 SHOAL_INLINE void by_strips(std::size_t dim, const Strip& strip) noexcept {
@@ -38,6 +59,7 @@ struct Bags {
   std::size_t dim;
 
   SHOAL_INLINE const float* row(std::size_t e) const noexcept { return rows + columns[e] * dim; }
+  SHOAL_INLINE float value(std::size_t e) const noexcept { return values == nullptr ? 1.0F : values[e]; }
   SHOAL_INLINE void fetch(std::size_t e, std::size_t left) const noexcept {
     if (e + kAhead < entries) {
       __builtin_prefetch(row(e + kAhead) + left);
@@ -63,59 +85,74 @@ SHOAL_INLINE void add_entries(const Bags& bags, std::size_t begin, std::size_t e
 }
 
 template <bool valued>
-SHOAL_INLINE void add_bags(const Bags& bags, bool mean, std::size_t first, std::size_t last,
+SHOAL_INLINE void add_bags(const Bags& bags, Pooling pooling, std::size_t first, std::size_t last,
                            float* out) noexcept {
   for (std::size_t i = first; i < last; ++i) {
     const auto begin = static_cast<std::size_t>(bags.indptr[i]);
     const auto end = static_cast<std::size_t>(bags.indptr[i + 1]);
-    const double divisor = mean && end > begin ? static_cast<double>(end - begin) : 1.0;
+    const double divisor = divisor_of(pooling, valued ? bags.values : nullptr, begin, end);
     by_strips(bags.dim, [&]<std::size_t width>(std::size_t left) SHOAL_ALWAYS {
       add_entries<width, valued>(bags, begin, end, left, divisor, out + i * bags.dim);
     });
   }
 }
 
-SHOAL_CLONES void add_valued_bags(const Bags& bags, bool mean, std::size_t first, std::size_t last,
+SHOAL_CLONES void add_valued_bags(const Bags& bags, Pooling pooling, std::size_t first, std::size_t last,
                                   float* out) noexcept {
-  add_bags<true>(bags, mean, first, last, out);
+  add_bags<true>(bags, pooling, first, last, out);
 }
 
-SHOAL_CLONES void add_plain_bags(const Bags& bags, bool mean, std::size_t first, std::size_t last,
+SHOAL_CLONES void add_plain_bags(const Bags& bags, Pooling pooling, std::size_t first, std::size_t last,
                                  float* out) noexcept {
-  add_bags<false>(bags, mean, first, last, out);
+  add_bags<false>(bags, pooling, first, last, out);
 }
 
-template <std::size_t width>
+template <std::size_t width, bool valued>
 SHOAL_INLINE void greatest_of(const Bags& bags, std::size_t begin, std::size_t end, std::size_t left,
                               float* out, std::uint32_t* winners) noexcept {
   float most[width] = {};
   std::uint32_t winner[width];
   std::fill_n(winner, width, kNoWinner);
   if (begin < end) {
-    std::copy_n(bags.row(begin) + left, width, most);
+    for (std::size_t d = 0; d < width; ++d) {
+      most[d] = valued ? bags.row(begin)[left + d] * bags.values[begin] : bags.row(begin)[left + d];
+    }
     std::fill_n(winner, width, static_cast<std::uint32_t>(begin));
   }
   for (std::size_t e = begin + 1; e < end; ++e) {
     bags.fetch(e, left);
     const float* const v = bags.row(e) + left;
+    const float x = valued ? bags.values[e] : 1.0F;
     for (std::size_t d = 0; d < width; ++d) {
-      winner[d] = v[d] > most[d] ? static_cast<std::uint32_t>(e) : winner[d];
-      most[d] = v[d] > most[d] ? v[d] : most[d];
+      const float product = valued ? v[d] * x : v[d];
+      winner[d] = product > most[d] ? static_cast<std::uint32_t>(e) : winner[d];
+      most[d] = product > most[d] ? product : most[d];
     }
   }
   std::copy_n(most, width, out + left);
   std::copy_n(winner, width, winners + left);
 }
 
-SHOAL_CLONES void greatest_of_bags(const Bags& bags, std::size_t first, std::size_t last, float* out,
-                                   std::uint32_t* winners) noexcept {
+template <bool valued>
+SHOAL_INLINE void greatest_of_all(const Bags& bags, std::size_t first, std::size_t last, float* out,
+                                  std::uint32_t* winners) noexcept {
   for (std::size_t i = first; i < last; ++i) {
     by_strips(bags.dim, [&]<std::size_t width>(std::size_t left) SHOAL_ALWAYS {
-      greatest_of<width>(bags, static_cast<std::size_t>(bags.indptr[i]),
-                         static_cast<std::size_t>(bags.indptr[i + 1]), left, out + i * bags.dim,
-                         winners + i * bags.dim);
+      greatest_of<width, valued>(bags, static_cast<std::size_t>(bags.indptr[i]),
+                                 static_cast<std::size_t>(bags.indptr[i + 1]), left, out + i * bags.dim,
+                                 winners + i * bags.dim);
     });
   }
+}
+
+SHOAL_CLONES void greatest_of_plain_bags(const Bags& bags, std::size_t first, std::size_t last, float* out,
+                                         std::uint32_t* winners) noexcept {
+  greatest_of_all<false>(bags, first, last, out, winners);
+}
+
+SHOAL_CLONES void greatest_of_valued_bags(const Bags& bags, std::size_t first, std::size_t last, float* out,
+                                          std::uint32_t* winners) noexcept {
+  greatest_of_all<true>(bags, first, last, out, winners);
 }
 
 struct GradientInput {
@@ -123,7 +160,7 @@ struct GradientInput {
   const std::uint32_t* group_offsets;
   std::size_t positions;
   const std::uint32_t* owners;   // of each entry: its bag
-  const std::int64_t* indptr;    // null: no mean
+  const double* divisors;        // of each bag; null: each is 1
   const float* values;           // null: each is 1
   const std::uint32_t* winners;  // null: no max
   const float* grads;
@@ -137,11 +174,8 @@ struct GradientInput {
   }
   // The factor of the gradient of the entry's bag.
   SHOAL_INLINE double scale(std::size_t e) const noexcept {
-    if (indptr != nullptr) {
-      const std::size_t i = owners[e];
-      return 1.0 / static_cast<double>(indptr[i + 1] - indptr[i]);
-    }
-    return values == nullptr ? 1.0 : static_cast<double>(values[e]);
+    const double x = values == nullptr ? 1.0 : static_cast<double>(values[e]);
+    return divisors == nullptr ? x : x / divisors[owners[e]];
   }
 };
 
@@ -166,8 +200,9 @@ SHOAL_INLINE void add_gradients(const GradientInput& input, std::size_t begin, s
       }
     } else {
       const std::uint32_t* const winners = input.winners + input.owners[e] * input.dim + left;
+      const double scale = input.scale(e);
       for (std::size_t d = 0; d < width; ++d) {
-        sums[d] += winners[d] == e ? static_cast<double>(g[d]) : 0.0;
+        sums[d] += winners[d] == e ? static_cast<double>(g[d]) * scale : 0.0;
       }
     }
   }
@@ -202,20 +237,39 @@ SHOAL_CLONES void add_won_keys(const GradientInput& input, std::size_t first, st
   add_keys<Contribution::kWon>(input, first, last, out);
 }
 
-// <v_e, g_i> for the entries of the bags from `first` to `last`, in float64 from front to back.
-void multiply(const Bags& bags, const float* grads, std::size_t first, std::size_t last,
-              float* out) noexcept {
+// The gradients of the values in the bags from `first` to `last`: products <v_e, g_i> in float64 from front to back, of the
+// columns that e has won where there are winners.
+void multiply(const Bags& bags, Pooling pooling, const float* grads, const std::uint32_t* winners,
+              std::size_t first, std::size_t last, float* out) noexcept {
   for (std::size_t i = first; i < last; ++i) {
     const float* const g = grads + i * bags.dim;
-    for (auto e = static_cast<std::size_t>(bags.indptr[i]); e < static_cast<std::size_t>(bags.indptr[i + 1]);
-         ++e) {
-      bags.fetch(e, 0);
+    const auto begin = static_cast<std::size_t>(bags.indptr[i]);
+    const auto end = static_cast<std::size_t>(bags.indptr[i + 1]);
+    const auto product = [&](std::size_t e) noexcept {
       const float* const v = bags.row(e);
       double sum = 0.0;
       for (std::size_t d = 0; d < bags.dim; ++d) {
-        sum += static_cast<double>(v[d]) * static_cast<double>(g[d]);
+        const bool counts = winners == nullptr || winners[i * bags.dim + d] == e;
+        sum += counts ? static_cast<double>(v[d]) * static_cast<double>(g[d]) : 0.0;
       }
-      out[e] = static_cast<float>(sum);
+      return sum;
+    };
+    if (!is_divided(pooling)) {
+      for (std::size_t e = begin; e < end; ++e) {
+        bags.fetch(e, 0);
+        out[e] = static_cast<float>(product(e));
+      }
+      continue;
+    }
+    double of_bag = 0.0;  // <y_i, g_i>
+    const double divisor = divisor_of(pooling, bags.values, begin, end);
+    for (std::size_t e = begin; e < end; ++e) {
+      bags.fetch(e, 0);
+      of_bag += product(e) * static_cast<double>(bags.value(e)) / divisor;
+    }
+    for (std::size_t e = begin; e < end; ++e) {
+      const double slope = pooling == Pooling::kMean ? 1.0 : static_cast<double>(bags.value(e)) / divisor;
+      out[e] = static_cast<float>((product(e) - of_bag * slope) / divisor);
     }
   }
 }
@@ -247,7 +301,6 @@ Bags bags_of(const Examples& bags, const float* rows, std::size_t dim) noexcept 
 
 void check_pooling(Pooling pooling, const Examples& bags, std::span<const std::uint32_t> winners,
                    std::size_t dim) {
-  SHOAL_CHECK(pooling == Pooling::kSum || bags.values.empty(), "values take part in a sum only");
   check_rows(winners.size(), pooling == Pooling::kMax ? bags.size() : 0, dim, "winners", "bags");
   SHOAL_CHECK(bags.columns.size() < kNoWinner,
               "a batch has fewer than 2^32 - 1 entries, got " + std::to_string(bags.columns.size()));
@@ -265,11 +318,11 @@ void pool_rows(Pooling pooling, const Examples& bags, std::span<const float> row
       bags, pool,
       [&](std::size_t begin, std::size_t end) {
         if (pooling == Pooling::kMax) {
-          greatest_of_bags(views, begin, end, out.data(), winners.data());
-        } else if (views.values != nullptr) {
-          add_valued_bags(views, false, begin, end, out.data());
+          const auto greatest = views.values == nullptr ? greatest_of_plain_bags : greatest_of_valued_bags;
+          greatest(views, begin, end, out.data(), winners.data());
         } else {
-          add_plain_bags(views, pooling == Pooling::kMean, begin, end, out.data());
+          const auto add = views.values == nullptr ? add_plain_bags : add_valued_bags;
+          add(views, pooling, begin, end, out.data());
         }
       },
       dim);
@@ -286,19 +339,25 @@ void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float>
                   occurrences.group_offsets.back() == occurrences.order.size(),
               "occurrences of another batch");
   const auto owners = owners_of(bags, scratch.owners, pool);
+  const float* const values = bags.values.empty() ? nullptr : bags.values.data();
+  const bool divided = is_divided(pooling);
+  const auto divisors = scratch.numbers.claim(divided ? bags.size() : 0);
+  for (std::size_t i = 0; i < divisors.size(); ++i) {
+    divisors[i] = divisor_of(pooling, values, begin_of(bags, i), begin_of(bags, i + 1));
+  }
   const GradientInput input{occurrences.order.data(),
                             occurrences.group_offsets.data(),
                             occurrences.order.size(),
                             owners.data(),
-                            pooling == Pooling::kMean ? bags.indptr.data() : nullptr,
-                            bags.values.empty() ? nullptr : bags.values.data(),
+                            divided ? divisors.data() : nullptr,
+                            values,
                             pooling == Pooling::kMax ? winners.data() : nullptr,
                             grads.data(),
                             dim};
   each_run_of_keys(occurrences, dim, pool, [&](std::size_t begin, std::size_t end) {
     if (pooling == Pooling::kMax) {
       add_won_keys(input, begin, end, out.data());
-    } else if (pooling == Pooling::kMean || input.values != nullptr) {
+    } else if (divided || values != nullptr) {
       add_scaled_keys(input, begin, end, out.data());
     } else {
       add_plain_keys(input, begin, end, out.data());
@@ -306,15 +365,20 @@ void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float>
   });
 }
 
-void pool_values_gradient(const Examples& bags, std::span<const float> rows, std::span<const float> grads,
+void pool_values_gradient(Pooling pooling, const Examples& bags, std::span<const float> rows,
+                          std::span<const float> grads, std::span<const std::uint32_t> winners,
                           std::size_t dim, std::span<float> out, ThreadPool& pool) {
   check_bags(bags, rows.size(), dim);
+  check_pooling(pooling, bags, winners, dim);
   check_rows(grads.size(), bags.size(), dim, "grads", "bags");
   check_rows(out.size(), bags.columns.size(), 1, "out", "entries");
   const Bags views = bags_of(bags, rows.data(), dim);
   each_piece(
       bags, pool,
-      [&](std::size_t begin, std::size_t end) { multiply(views, grads.data(), begin, end, out.data()); },
+      [&](std::size_t begin, std::size_t end) {
+        multiply(views, pooling, grads.data(), pooling == Pooling::kMax ? winners.data() : nullptr, begin,
+                 end, out.data());
+      },
       dim);
 }
 

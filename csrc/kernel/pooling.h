@@ -1,15 +1,18 @@
 // Pooling of embeddings: one row for each bag of keys, forward and backward.
 //
-// Model. Each unique key of the batch has a row of dim floats; an example (examples.h) is a bag, and its entries are keys. This
-// is torch's nn.EmbeddingBag, over rows that were pulled once for each unique key:
+// Model. Each unique key of the batch has a row of dim floats; an example (examples.h) is a bag, and its entries are keys with
+// values. This is torch's nn.EmbeddingBag, with values in every mode, over rows that were pulled once for each unique key:
 //
-//   sum      y_i = sum over entries e of v_e x_e        gradient of row v: sum over its entries e of x_e g_i
-//   mean     y_i = sum over entries e of v_e / n_i                         sum over its entries e of g_i / n_i
-//   max      y_id = greatest of v_ed                                       sum of g_id over the (i, d) that its entries won
-//   values   gradient of x_e in a sum: <v_e, g_i>
+//            bag i                          divisor D_i            gradient of row v        gradient of value x_e
+//   sum      y_i = (sum of x_e v_e) / D_i   1                      sum of x_e g_i / D_i     <v_e, g_i>
+//   mean     as a sum                       sum of x_e             as of a sum              <v_e - y_i, g_i> / D_i
+//   sqrtn    as a sum                       root of sum of x_e^2   as of a sum              <v_e - x_e / D_i y_i, g_i> / D_i
+//   max      y_id = greatest of x_e v_ed                           sum of won x_e g_id      sum of won v_ed g_id
 //
-// with g_i the gradient of bag i and n_i its number of entries. A bag without entries gives zeros. Of equal entries the first
-// wins, as in torch; a NaN wins if it is the first entry, and a later one never wins.
+// with g_i the gradient of bag i; the sums of a bag are over its entries e, those of a gradient over the entries of the row,
+// *won* ones over the (i, d) that these have won. These are TensorFlow's combiners: without values D_i is the number of entries,
+// or its root. A bag without entries gives zeros, and so does one whose divisor is 0, with gradients of 0. Of equal products,
+// as float32, the first wins, as in torch; a NaN wins if it is the first entry, and a later one never wins.
 //
 //   rows     unique keys x dim
 //   out      bags x dim
@@ -32,11 +35,10 @@
 
 namespace shoal {
 
-enum class Pooling : std::uint8_t { kSum, kMean, kMax };
+enum class Pooling : std::uint8_t { kSum, kMean, kSqrtn, kMax };
 
 inline constexpr std::uint32_t kNoWinner = 0xffffffffU;
 
-// Values require a sum.
 void pool_rows(Pooling pooling, const Examples& bags, std::span<const float> rows, std::size_t dim,
                std::span<float> out, std::span<std::uint32_t> winners, ThreadPool& pool);
 
@@ -45,8 +47,9 @@ void pool_gradient(Pooling pooling, const Examples& bags, std::span<const float>
                    std::span<const std::uint32_t> winners, std::size_t dim, Occurrences occurrences,
                    std::span<float> out, ThreadPool& pool, GradientScratch& scratch);
 
-// The gradient of each value of a sum: out has one number for each entry.
-void pool_values_gradient(const Examples& bags, std::span<const float> rows, std::span<const float> grads,
+// The gradient of each value: out has one number for each entry.
+void pool_values_gradient(Pooling pooling, const Examples& bags, std::span<const float> rows,
+                          std::span<const float> grads, std::span<const std::uint32_t> winners,
                           std::size_t dim, std::span<float> out, ThreadPool& pool);
 
 }  // namespace shoal

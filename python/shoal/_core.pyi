@@ -616,10 +616,13 @@ def pool_gradient(
     pool: ThreadPool,
 ) -> None: ...
 def pool_values_gradient(
+    pooling: str,
     indptr: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float32] | None,
     batch: KeyBatch,
     rows: npt.NDArray[np.float32],
     grads: npt.NDArray[np.float32],
+    winners: npt.NDArray[np.uint32] | None,
     pool: ThreadPool,
 ) -> npt.NDArray[np.float32]: ...
 

@@ -16,13 +16,13 @@ using namespace shoal;
 namespace {
 
 constexpr std::size_t kDims[] = {1, 2, 3, 4, 7, 16, 17, 40};
-constexpr Pooling kPoolings[] = {Pooling::kSum, Pooling::kMean, Pooling::kMax};
+constexpr Pooling kPoolings[] = {Pooling::kSum, Pooling::kMean, Pooling::kSqrtn, Pooling::kMax};
 
-// Batches without a bias; those with values are for sums only.
-std::vector<Batch> bags_for(Pooling pooling) {
+// Batches without a bias.
+std::vector<Batch> all_bags() {
   std::vector<Batch> all;
   for (Batch& batch : batches()) {
-    if (!batch.bias && (pooling == Pooling::kSum || batch.values.empty())) {
+    if (!batch.bias) {
       all.push_back(std::move(batch));
     }
   }
@@ -50,14 +50,30 @@ std::vector<float> gradient_of(Pooling pooling, const Batch& batch, const std::v
   return out;
 }
 
+// The sum of a bag is divided by this; 0: it has no entries, or they cancel.
+double divisor_of(Pooling pooling, const Batch& batch, std::size_t i) {
+  double sum = 0;
+  for (auto e = static_cast<std::size_t>(batch.indptr[i]); e < static_cast<std::size_t>(batch.indptr[i + 1]);
+       ++e) {
+    const auto x = static_cast<double>(value_of(batch, e));
+    sum += pooling == Pooling::kSqrtn ? x * x : x;
+  }
+  return pooling == Pooling::kSqrtn ? std::sqrt(sum) : (pooling == Pooling::kMean ? sum : 1.0);
+}
+
+float product_of(const Batch& batch, const std::vector<float>& rows, std::size_t dim, std::size_t e,
+                 std::size_t d) {
+  return rows[batch.columns[e] * dim + d] * value_of(batch, e);
+}
+
 // The contribution of entry e of bag i to column d, and its share of the gradient.
 double share(Pooling pooling, const Batch& batch, const std::vector<std::uint32_t>& winners, std::size_t dim,
              std::size_t i, std::size_t e, std::size_t d) {
   if (pooling == Pooling::kMax) {
-    return winners[i * dim + d] == e ? 1.0 : 0.0;
+    return winners[i * dim + d] == e ? static_cast<double>(value_of(batch, e)) : 0.0;
   }
-  return pooling == Pooling::kMean ? 1.0 / static_cast<double>(batch.indptr[i + 1] - batch.indptr[i])
-                                   : static_cast<double>(value_of(batch, e));
+  const double divisor = divisor_of(pooling, batch, i);
+  return divisor == 0.0 ? 0.0 : static_cast<double>(value_of(batch, e)) / divisor;
 }
 
 bool near(float got, double want, double size) {
@@ -66,9 +82,9 @@ bool near(float got, double want, double size) {
 
 }  // namespace
 
-TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_rows) {
+TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_weighted_rows) {
   for (const Pooling pooling : kPoolings) {
-    for (const Batch& batch : bags_for(pooling)) {
+    for (const Batch& batch : all_bags()) {
       const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
       const auto rows = random_floats(batch.keys * dim, 3);
       const auto [out, winners] = pooled(pooling, batch, rows, dim, *pools()[1]);
@@ -80,7 +96,8 @@ TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_rows) {
           for (auto e = static_cast<std::size_t>(batch.indptr[i]);
                e < static_cast<std::size_t>(batch.indptr[i + 1]); ++e) {
             const float v = rows[batch.columns[e] * dim + d];
-            if (winner == kNoWinner || v > rows[batch.columns[winner] * dim + d]) {
+            if (winner == kNoWinner ||
+                product_of(batch, rows, dim, e, d) > product_of(batch, rows, dim, winner, d)) {
               winner = static_cast<std::uint32_t>(e);
             }
             if (pooling != Pooling::kMax) {
@@ -91,7 +108,7 @@ TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_rows) {
           }
           if (pooling == Pooling::kMax) {
             CHECK(winners[i * dim + d] == winner);
-            CHECK(out[i * dim + d] == (winner == kNoWinner ? 0.0F : rows[batch.columns[winner] * dim + d]));
+            CHECK(out[i * dim + d] == (winner == kNoWinner ? 0.0F : product_of(batch, rows, dim, winner, d)));
           } else {
             CHECK(near(out[i * dim + d], sum, size));
           }
@@ -103,7 +120,7 @@ TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_rows) {
 
 TEST(the_gradient_of_a_key_is_the_sum_over_its_places) {
   for (const Pooling pooling : kPoolings) {
-    for (const Batch& batch : bags_for(pooling)) {
+    for (const Batch& batch : all_bags()) {
       const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
       const auto rows = random_floats(batch.keys * dim, 3);
       const auto grads = random_floats(batch.size() * dim, 4);
@@ -129,33 +146,75 @@ TEST(the_gradient_of_a_key_is_the_sum_over_its_places) {
   }
 }
 
-TEST(the_gradient_of_a_value_is_the_product_of_its_row_and_the_gradient_of_its_bag) {
-  for (const Batch& batch : bags_for(Pooling::kSum)) {
-    const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
-    const auto rows = random_floats(batch.keys * dim, 3);
-    const auto grads = random_floats(batch.size() * dim, 4);
-    std::vector<float> out(batch.columns.size(), 7.0F);
-    pool_values_gradient(batch.examples(), rows, grads, dim, out, *pools()[1]);
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      for (auto e = static_cast<std::size_t>(batch.indptr[i]);
-           e < static_cast<std::size_t>(batch.indptr[i + 1]); ++e) {
-        double want = 0;
+// By differences of the pooled rows in float64: the derivative of <y_i, g_i> by x_e.
+TEST(the_gradient_of_a_value_is_that_of_its_bag) {
+  constexpr double kStep = 1e-5;
+  for (const Pooling pooling : kPoolings) {
+    for (const Batch& batch : all_bags()) {
+      const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
+      const auto rows = random_floats(batch.keys * dim, 3);
+      const auto grads = random_floats(batch.size() * dim, 4);
+      const auto winners = pooled(pooling, batch, rows, dim, *pools()[0]).winners;
+      std::vector<float> out(batch.columns.size(), 7.0F);
+      pool_values_gradient(pooling, batch.examples(), rows, grads, winners, dim, out, *pools()[1]);
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        const auto begin = static_cast<std::size_t>(batch.indptr[i]);
+        const auto end = static_cast<std::size_t>(batch.indptr[i + 1]);
+        std::vector<double> products(end - begin, 0.0);  // <v_e, g_i>, of what e has won
         double size = 0;
-        for (std::size_t d = 0; d < dim; ++d) {
-          const double term =
-              static_cast<double>(rows[batch.columns[e] * dim + d]) * static_cast<double>(grads[i * dim + d]);
-          want += term;
-          size += std::abs(term);
+        for (std::size_t e = begin; e < end; ++e) {
+          for (std::size_t d = 0; d < dim; ++d) {
+            if (pooling != Pooling::kMax || winners[i * dim + d] == e) {
+              const double term = static_cast<double>(rows[batch.columns[e] * dim + d]) *
+                                  static_cast<double>(grads[i * dim + d]);
+              products[e - begin] += term;
+              size += std::abs(term);
+            }
+          }
         }
-        CHECK(near(out[e], want, size));
+        const auto loss = [&](std::size_t bumped, double by) {
+          double sum = 0;
+          double divisor = 0;
+          for (std::size_t e = begin; e < end; ++e) {
+            const double x = static_cast<double>(value_of(batch, e)) + (e == bumped ? by : 0.0);
+            sum += x * products[e - begin];
+            divisor += pooling == Pooling::kSqrtn ? x * x : x;
+          }
+          return sum / (pooling == Pooling::kSqrtn ? std::sqrt(divisor)
+                                                   : (pooling == Pooling::kMean ? divisor : 1.0));
+        };
+        const double divisor = divisor_of(pooling, batch, i);
+        if (std::abs(divisor) < 1) {
+          continue;  // differences are of no use near a pole; the next test has a divisor of 0
+        }
+        for (std::size_t e = begin; e < end; ++e) {
+          const double want = (loss(e, kStep) - loss(e, -kStep)) / (2 * kStep);
+          CHECK(std::abs(static_cast<double>(out[e]) - want) <= 1e-5 * (size + std::abs(want) + 1e-3));
+        }
       }
     }
   }
 }
 
+TEST(a_bag_whose_divisor_is_0_gives_zeros) {
+  Batch batch;
+  batch.columns = {0, 1};
+  batch.indptr = {0, 2};
+  batch.index(2);
+  const std::vector<float> rows{2.0F, 3.0F};
+  for (const Pooling pooling : {Pooling::kMean, Pooling::kSqrtn}) {
+    batch.values = pooling == Pooling::kMean ? std::vector{1.0F, -1.0F} : std::vector{0.0F, 0.0F};
+    CHECK(pooled(pooling, batch, rows, 1, *pools()[0]).rows[0] == 0.0F);
+    CHECK(gradient_of(pooling, batch, {1.0F}, {}, 1, *pools()[0]) == std::vector<float>(2, 0.0F));
+    std::vector<float> out(2, 7.0F);
+    pool_values_gradient(pooling, batch.examples(), rows, std::vector{1.0F}, {}, 1, out, *pools()[0]);
+    CHECK(out == std::vector<float>(2, 0.0F));
+  }
+}
+
 TEST(pooling_has_the_same_bits_in_any_number_of_threads) {
   for (const Pooling pooling : kPoolings) {
-    for (const Batch& batch : bags_for(pooling)) {
+    for (const Batch& batch : all_bags()) {
       const std::size_t dim = 16;
       const auto rows = random_floats(batch.keys * dim, 3);
       const auto grads = random_floats(batch.size() * dim, 4);
@@ -184,7 +243,6 @@ TEST(a_nan_is_the_greatest_only_where_it_comes_first) {
 
 TEST(pooling_refuses_what_does_not_fit_together) {
   const Batch plain = random_batch(7, 4, 3, false, Bias::kNone, 1);
-  const Batch valued = random_batch(7, 4, 3, true, Bias::kNone, 1);
   const Batch biased = random_batch(7, 4, 3, false, Bias::kAlone, 1);
   ThreadPool& pool = *pools()[0];
   const auto rows = random_floats(8, 3);
@@ -202,7 +260,5 @@ TEST(pooling_refuses_what_does_not_fit_together) {
   refuses(Pooling::kSum, plain, 2, 6, 0, 12, "out must have 2 numbers for each of the 7 bags, got 12");
   refuses(Pooling::kSum, plain, 2, 6, 14, 14, "winners must have 2 numbers for each of the 0 bags, got 14");
   refuses(Pooling::kMax, plain, 2, 6, 0, 14, "winners must have 2 numbers for each of the 7 bags, got 0");
-  refuses(Pooling::kMax, valued, 2, 6, 14, 14, "values take part in a sum only");
-  refuses(Pooling::kMean, valued, 2, 6, 0, 14, "values take part in a sum only");
   refuses(Pooling::kSum, biased, 2, 8, 0, 14, "a bag has no bias");
 }

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import gc
 import io
+import itertools
 import pickle
 import re
 import shutil
@@ -30,9 +31,10 @@ from torch.nn import functional as F  # noqa: E402
 
 from tiers import long_after  # noqa: E402
 
+EXACT = ("sum", "max")  # of few bits
 UNIQUE = np.array([7, 3, 0, 2**64 - 1, 2**63, 11, 12, 13], np.uint64)
 DIM = 5
-MODES = ("sum", "mean", "max")
+MODES = ("sum", "mean", "sqrtn", "max")
 
 
 @pytest.fixture(scope="module", params=["local", "launched", "connected"])
@@ -144,21 +146,21 @@ def test_no_keys_at_all_are_fine(store, name, kind):
 
 
 def compare(store, table, rows, mode, places, offsets, values, scale, *, last=False, exact=True):
-    """Forward and backward of one batch of bags beside torch's."""
+    """Forward and backward of one batch of bags beside torch's, or beside `pooled` where torch has no such mode."""
     bag = shoal.torch.EmbeddingBag(table, mode=mode, include_last_offset=last)
     weight = twin(rows)
     theirs = ours = None
     if values is not None:
         theirs, ours = (torch.from_numpy(values.copy()).requires_grad_() for _ in range(2))
     at = None if offsets is None else torch.from_numpy(np.asarray(offsets, np.int64))
-    expected = F.embedding_bag(
-        torch.from_numpy(np.asarray(places, np.int64)),
-        weight,
-        at,
-        mode=mode,
-        per_sample_weights=theirs,
-        include_last_offset=last,
-    )
+    theirs_at = torch.from_numpy(np.asarray(places, np.int64))
+    if mode == "sum" or (values is None and mode != "sqrtn"):
+        how = {"mode": mode, "per_sample_weights": theirs, "include_last_offset": last}
+        expected = F.embedding_bag(theirs_at, weight, at, **how)
+    else:
+        ends = np.arange(len(places) + 1) * np.shape(places)[-1] if at is None else [*offsets, len(places)]
+        ends = ends[:-1] if last else ends
+        expected = pooled(weight, theirs_at.view(-1), ends, mode, theirs)
     got = bag(keys_of(np.asarray(places, np.int64)), at, ours)
     near = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-6, "atol": 1e-5}
     torch.testing.assert_close(got, expected, **near)
@@ -171,11 +173,26 @@ def compare(store, table, rows, mode, places, offsets, values, scale, *, last=Fa
         torch.testing.assert_close(ours.grad, theirs.grad, **near)
 
 
+def pooled(weight, places, ends, mode, values):
+    """What the modes are, bag by bag in float64, with the gradients of autograd."""
+    values = torch.ones(len(places)) if values is None else values.reshape(-1)
+    bags = []
+    for begin, end in itertools.pairwise(ends):
+        x = values[begin:end, None].double()
+        rows = weight[places[begin:end]].double() * x
+        divisor = x.sum() if mode == "mean" else x.square().sum().sqrt()
+        if begin == end or (mode != "max" and divisor == 0):
+            bags.append(0 * (weight[0].double() + values.sum()))
+        elif mode == "max":
+            bags.append(rows.max(dim=0).values)
+        else:
+            bags.append(rows.sum(dim=0) / divisor)
+    return torch.stack(bags).float()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["fixed", "offsets", "last", "weights", "fixed weights"])
 def test_a_bag_reads_and_pushes_what_torchs_does(store, name, rng, mode, kind):
-    if "weights" in kind and mode != "sum":
-        pytest.skip("weights go with sums")
     rows = weights(rng)
     table = filled(store, name, rows)
     scale = torch.from_numpy(rng.integers(-4, 4, (4, DIM)).astype(np.float32))
@@ -186,7 +203,7 @@ def test_a_bag_reads_and_pushes_what_torchs_does(store, name, rng, mode, kind):
     if kind == "last":
         offsets = [*offsets, 11]
     values = (rng.integers(-8, 8, places.shape) / 4).astype(np.float32) if "weights" in kind else None
-    compare(store, table, rows, mode, places, offsets, values, scale, last=kind == "last", exact=mode != "mean")
+    compare(store, table, rows, mode, places, offsets, values, scale, last=kind == "last", exact=mode in EXACT)
 
 
 @given(data=st.data())
@@ -198,12 +215,12 @@ def test_bags_of_any_shape_are_those_of_torch(local, data):
     rows = weights(rng, dim)
     rows[rng.integers(0, len(rows))] = rows[0]  # a tie of a max is the first one's
     places = rng.integers(0, len(UNIQUE), sum(lengths))
-    valued = mode == "sum" and data.draw(st.booleans())
+    valued = data.draw(st.booleans())
     values = (rng.integers(-8, 8, len(places)) / 4).astype(np.float32) if valued else None
     scale = torch.from_numpy(rng.integers(-4, 4, (len(lengths), dim)).astype(np.float32))
     table = filled(local, f"any {dim}", rows)
     offsets = np.cumsum([0, *lengths[:-1]])
-    compare(local, table, rows, mode, places, offsets, values, scale, exact=mode != "mean")
+    compare(local, table, rows, mode, places, offsets, values, scale, exact=mode in EXACT)
 
 
 def test_of_equal_entries_the_first_gets_the_gradient(local, name):
@@ -230,20 +247,29 @@ def test_a_batch_is_taken_as_it_is(store, name, rng):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_those_of_differences(local, name, rng, mode):
-    """A loss that is no sum, by central differences on the rows."""
+    """A loss that is no sum, by central differences on the rows and on their weights."""
     rows = rng.normal(size=(len(UNIQUE), 3)).astype(np.float32)
     table = filled(local, name, rows)
     bag = shoal.torch.EmbeddingBag(table, mode=mode)
     keys, offsets = keys_of(rng.integers(0, 5, 12)), torch.tensor([0, 4, 4, 9])
     mixing = torch.from_numpy(rng.normal(size=(3, 2)).astype(np.float32))
-    values = torch.from_numpy(rng.normal(size=12).astype(np.float32)) if mode == "sum" else None
+    values = torch.from_numpy(rng.uniform(0.5, 2, 12).astype(np.float32)).requires_grad_()
 
     def loss():
         return (torch.tanh(bag(keys, offsets, values) @ mixing) ** 2).sum()
 
     loss().backward()
     pushed = moved(local, table, rows)
+    table.assign(UNIQUE, rows)
     h = 1e-2
+    for at in range(12):
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                values[at] += sign * h
+                ends.append(loss().item())
+                values[at] -= sign * h
+        assert values.grad[at] == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=2e-2, abs=2e-3)
     for row, column in [(0, 0), (1, 2), (4, 1), (6, 0)]:
         ends = []
         for sign in (1, -1):
@@ -265,15 +291,17 @@ def test_the_bits_do_not_depend_on_threads(rng):
         with shoal.local(threads=threads) as store:
             tables = [
                 store.table(f"t{k}", dim=16, optimizer=shoal.Adagrad(lr=0.1), init=shoal.Normal(0.1, seed=k))
-                for k in range(5)
+                for k in range(9)
             ]
+            left = iter(tables)
             outs = [
-                shoal.torch.EmbeddingBag(table, mode=mode)(keys) for table, mode in zip(tables, MODES, strict=False)
+                shoal.torch.EmbeddingBag(next(left), mode=mode)(keys, per_sample_weights=weights)
+                for mode in MODES
+                for weights in (None, values)
             ]
-            outs.append(shoal.torch.EmbeddingBag(tables[3])(keys, per_sample_weights=values))
             for out in outs:
                 out.backward(grads)
-            outs.append(shoal.torch.Embedding(tables[4])(keys))
+            outs.append(shoal.torch.Embedding(next(left))(keys))
             outs[-1].backward(spread)
             unique = np.unique(keys.numpy())
             results.append([out.detach().numpy() for out in outs] + [table.pull(unique) for table in tables])
@@ -509,7 +537,6 @@ def test_wrong_arguments_are_named(local, name):
         (lambda: bag(keys, torch.tensor([], dtype=torch.int64)), ValueError, "begin with 0"),
         (lambda: bag(keys, torch.tensor([0]), torch.ones(2)), ValueError, r"\[3\], got \[2\]"),
         (lambda: bag(keys, torch.tensor([0]), torch.ones(3).double()), TypeError, "float64"),
-        (lambda: shoal.torch.EmbeddingBag(table, "max")(keys, torch.tensor([0]), torch.ones(3)), ValueError, "sum"),
         (
             lambda: shoal.torch.EmbeddingBag(table, include_last_offset=True)(keys, torch.tensor([0, 2])),
             ValueError,

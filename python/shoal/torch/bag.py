@@ -21,8 +21,8 @@ from shoal.table.table import Table
 from shoal.torch import ops
 from shoal.torch.sparse import Keys, PendingLookup, Rows, SparseModule, floats_of, keys_of
 
-Mode: TypeAlias = Literal["sum", "mean", "max"]
-_MODES = ("sum", "mean", "max")
+Mode: TypeAlias = Literal["sum", "mean", "sqrtn", "max"]
+_MODES = ("sum", "mean", "sqrtn", "max")
 
 
 class Bags(NamedTuple):
@@ -48,14 +48,18 @@ class EmbeddingBag(SparseModule):
     Parameters
     ----------
     table : shoal.Table
-    mode : {"sum", "mean", "max"}
+    mode : {"sum", "mean", "sqrtn", "max"}
+        "sqrtn" is the sum divided by the root of the number of keys. With weights "mean" divides the weighted sum by
+        the sum of the weights, "sqrtn" by the root of the sum of their squares, and "max" takes the greatest of the
+        weighted rows.
     include_last_offset : bool
         Whether ``offsets`` ends with the number of keys, as an ``indptr`` does.
 
     Notes
     -----
-    As in torch, an empty bag gives zeros, and "max" takes the first of equal entries. Sums are computed in float64,
-    rounded once, and bit-identical for any number of threads. Gradients are pushed as by `Embedding`.
+    As in torch, an empty bag gives zeros, and "max" takes the first of equal entries. A bag whose weights add up to 0
+    gives zeros too where it is divided by them. Sums are computed in float64, rounded once, and bit-identical for any
+    number of threads. Gradients are pushed as by `Embedding`.
 
     Examples
     --------
@@ -90,7 +94,7 @@ class EmbeddingBag(SparseModule):
         offsets : int64 or int32 tensor [n], or [n + 1] with ``include_last_offset``
             Where each bag begins; with keys [nnz] only.
         per_sample_weights : float32 tensor of the keys' shape, optional
-            Factor of each row; ``mode="sum"`` only. Its gradient is computed.
+            Factor of each row. Its gradient is computed.
 
         Returns
         -------
@@ -169,11 +173,10 @@ class EmbeddingBag(SparseModule):
             raise ValueError(f"offsets falls at position {at}: from {indptr[at - 1]:,} to {after}")
         return indptr
 
-    def _check_weights(self, weights: Tensor | None, shape: tuple[int, ...]) -> None:
+    @staticmethod
+    def _check_weights(weights: Tensor | None, shape: tuple[int, ...]) -> None:
         if weights is None:
             return
-        if self.mode != "sum":
-            raise ValueError(f"per_sample_weights go with mode='sum', not with {self.mode!r}")
         if tuple(weights.shape) != shape:
             raise ValueError(
                 f"per_sample_weights must have the shape of the keys, {list(shape)}, got {list(weights.shape)}"
@@ -200,13 +203,12 @@ class EmbeddingBag(SparseModule):
         lookup, indptr, winners, rows, pushes = pooled
         native, workers = lookup.batch.native, self._table.workers
         grads = floats_of(grad)
+        weights = None if values is None else floats_of(values)
         slopes = None
         if rows is not None and values is not None:
-            slopes = torch.from_numpy(_core.pool_values_gradient(indptr, native, rows, grads, workers)).view(
-                values.shape
-            )
+            found = _core.pool_values_gradient(self.mode, indptr, weights, native, rows, grads, winners, workers)
+            slopes = torch.from_numpy(found).view(values.shape)
         if pushes:
-            weights = None if values is None else floats_of(values)
             sums = self.take_buffer(len(lookup.batch))
             _core.pool_gradient(self.mode, indptr, weights, native, grads, winners, sums, workers)
             self.push(lookup, sums)
