@@ -85,7 +85,7 @@ Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params
       rule_(make_rule(name, std::move(params))),  // in this order: rule_ takes the remaining parameters
       columns_(columns_of(rule_)) {
   SHOAL_CHECK(
-      !schedule_.active() || std::visit([]<class One>(const One&) { return Scheduled<One>; }, rule_),
+      !schedule_.active() || has_rate(),
       std::string(name) + " takes no schedule: it has no learning rate that may change between two steps");
   SHOAL_CHECK((!pairs() && elements() == Elements::kFloat32) || !clip_.active(),
               std::string(name) + " takes no clip_value or clip_norm: what is pushed is not a gradient");
@@ -94,6 +94,10 @@ Optimizer::Optimizer(std::string_view name, std::map<std::string, double> params
 bool Optimizer::adds_up() const noexcept {
   return !schedule_.active() &&
          std::visit([](const auto& rule) { return requires { rule.kAddsUp; }; }, rule_);
+}
+
+bool Optimizer::has_rate() const noexcept {
+  return std::visit([]<class One>(const One&) { return Scheduled<One>; }, rule_);
 }
 
 bool Optimizer::pairs() const noexcept {

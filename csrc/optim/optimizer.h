@@ -48,9 +48,9 @@ concept Scheduled = requires(One rule) { rule.lr; } && !requires { One::kPairs; 
 
 // The rule with its learning rate multiplied by `part`.
 template <class One>
-One slowed(One rule, [[maybe_unused]] float part) noexcept {
+One slowed(One rule, [[maybe_unused]] double part) noexcept {
   if constexpr (Scheduled<One>) {
-    rule.lr = static_cast<decltype(rule.lr)>(static_cast<double>(rule.lr) * static_cast<double>(part));
+    rule.lr = static_cast<decltype(rule.lr)>(static_cast<double>(rule.lr) * part);
   }
   return rule;
 }
@@ -75,6 +75,8 @@ class Optimizer {
   // Whether steps may be made in copies of a row, and what they have changed added to it: the rule's numbers are sums, and its
   // learning rate does not change.
   bool adds_up() const noexcept;
+  // Whether it has a learning rate that may change between two steps.
+  bool has_rate() const noexcept;
   // Whether a row is a weight and one more number: dim is 2, and only a step may change it.
   bool pairs() const noexcept;
   // Whether a row is floats, or whole numbers in pairs of floats: of Add.

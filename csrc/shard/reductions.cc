@@ -24,7 +24,7 @@ struct Call {
 
 Call checked(const Shard& shard, Function function, std::span<const double> parameters) {
   const std::size_t takes = function == Function::kSum || function == Function::kDigest ? 0 : 1;
-  SHOAL_CHECK(function >= Function::kSum && function <= Function::kDigest,
+  SHOAL_CHECK((function >= Function::kSum && function <= Function::kDigest) || function == Function::kRate,
               "there is no function " + std::to_string(static_cast<std::uint32_t>(function)) + " of a table");
   SHOAL_CHECK(parameters.size() == takes, "function " + std::to_string(static_cast<std::uint32_t>(function)) +
                                               " takes " + std::to_string(takes) + " parameters, got " +
@@ -50,6 +50,11 @@ Call checked(const Shard& shard, Function function, std::span<const double> para
     case Function::kDecay:
       SHOAL_CHECK(p > 0 && p <= 1, "a decay's factor must be above 0 and at most 1" + got);
       break;
+    case Function::kRate:
+      SHOAL_CHECK(p > 0 && std::isfinite(p), "the factor of a rate must be finite and above 0" + got);
+      SHOAL_CHECK(shard.spec().optimizer.has_rate(),
+                  shard.spec().optimizer.name() + " has no learning rate that can change");
+      return {.function = function, .parameter = p, .elements = elements};
     default:
       SHOAL_CHECK(p >= 0 && std::isfinite(p), "a shrink's l1 must be finite and not negative" + got);
   }
@@ -233,7 +238,8 @@ std::vector<double> join(Function function, std::span<const double> parameters,
 }
 
 bool changes(Function function) noexcept {
-  return function == Function::kDecay || function == Function::kShrink || function == Function::kApply;
+  return function == Function::kDecay || function == Function::kShrink || function == Function::kApply ||
+         function == Function::kRate;
 }
 
 namespace {
@@ -284,6 +290,11 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
   }
   SHOAL_CHECK(first <= end && first >= shard.first_slot() && end <= shard.end_slot(),
               "there are no such slots");
+  if (function == Function::kRate) {
+    std::vector<double> nothing(end - first);  // before the change: may throw std::bad_alloc
+    shard.set_rate(parameters[0]);
+    return nothing;
+  }
   std::vector<std::vector<double>> parts;
   shard.with_slots(first, end, changes(function), [&](std::size_t from, std::size_t to) {
     parts.push_back(reduce_slots(shard, function, parameters, from, to));

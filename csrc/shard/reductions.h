@@ -32,7 +32,8 @@ enum class Function : std::uint32_t {
   kShrink = 6,
   kDigest = 7,
   kMap = 8,
-  kApply = 9
+  kApply = 9,
+  kRate = 10
 };
 
 inline constexpr std::size_t kMaxTopK = std::size_t{1} << 20U;

@@ -313,7 +313,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
       spec_.optimizer.elements() == Elements::kInt64Pairs ||
       (rows_.dtype() == Dtype::kFloat32 && dim >= InPlace::kMinDim && !spec_.optimizer.clip().active());
   return write_rows(batch, occurrences, stepped, locations, scratch, [&](const Change& now, const auto& run) {
-    const float part = spec_.optimizer.schedule().at(now.clock);
+    const double part = static_cast<double>(spec_.optimizer.schedule().at(now.clock)) * rate();
     std::visit(
         [&](const auto& given_rule) {
           const auto rule = slowed(given_rule, part);

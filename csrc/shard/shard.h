@@ -167,6 +167,10 @@ class Shard {
   std::uint64_t step() const noexcept { return step_.load(std::memory_order_relaxed); }
   void set_step(std::uint64_t step) noexcept { step_.store(step, std::memory_order_relaxed); }
 
+  // The learning rate of later pushes is that of the rule and its schedule times this. A checkpoint does not have it.
+  double rate() const noexcept { return rate_.load(std::memory_order_relaxed); }
+  void set_rate(double rate) noexcept { rate_.store(rate, std::memory_order_relaxed); }
+
   // Rows store the table's clock: the store's clock plus an offset, so that ages continue after a checkpoint is
   // loaded although the store's clock starts at 0.
   std::uint32_t table_clock(std::uint32_t store_clock) const noexcept {
@@ -552,6 +556,7 @@ class Shard {
   Layout numbers_;                                // of a PreImageLog
   mutable Saving saving_;
   std::atomic<std::uint64_t> step_{0};
+  std::atomic<double> rate_{1};
   std::atomic<std::uint32_t> origin_{0};  // table clock minus store clock
   mutable std::atomic<std::uint64_t> pulls_{0};
   mutable std::atomic<std::uint64_t> rows_pulled_{0};

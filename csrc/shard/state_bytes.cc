@@ -1,6 +1,6 @@
 // The whole state of a shard as bytes and back, to make an equal shard elsewhere.
 //
-//   table   u64 step | u32 clock origin | text base of saves, of exports | u64 counters ...
+//   table   u64 step | f64 rate | u32 clock origin | text base of saves, of exports | u64 counters ...
 //   slot    u8 flags | capacity: u64 buckets, slab rows, slab end | u64 rows | hashes | rows as stored, padding 0
 //           | filter | per purpose: u8 bits (0: no ranges), u64 ranges, saved ranges (table/dirty_ranges.h)
 
@@ -27,6 +27,7 @@ constexpr std::uint8_t kAllFlags = 7;
 void Shard::save_state(ByteWriter& out) const {
   check_process();
   out.put(step_.load());
+  out.put(rate());
   out.put(origin_.load());
   for (const Purpose purpose : {Purpose::kSave, Purpose::kExport}) {
     out.put_text(base(purpose));
@@ -46,6 +47,7 @@ void Shard::save_state(ByteWriter& out) const {
 void Shard::restore_state(ByteReader& in) {
   check_process();
   step_ = in.take<std::uint64_t>("step");
+  rate_ = in.take<double>("rate");
   origin_ = in.take<std::uint32_t>("clock origin");
   {
     const std::lock_guard lock(saving_.mutex);

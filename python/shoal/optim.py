@@ -73,6 +73,11 @@ class Optimizer:
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in sorted_fields)})"
 
     @property
+    def has_rate(self) -> bool:
+        """Whether there is a learning rate that may change between two steps, by a schedule for example."""
+        return "lr" in type(self).__dataclass_fields__
+
+    @property
     def rule(self) -> str:
         """Name of the engine's rule."""
         return type(self).__name__
@@ -279,6 +284,11 @@ class Proximal(Optimizer):
 
     lr: float = field(default=1.0, kw_only=False)
     l1: float = 1.0
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether there is a learning rate that may change: the state of a row depends on it."""
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

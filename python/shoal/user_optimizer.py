@@ -114,6 +114,11 @@ class UserOptimizer(Optimizer, ABC):
     version: ClassVar[int] = 1
     row_steps: ClassVar[bool] = False
 
+    @property
+    def has_rate(self) -> bool:
+        """Whether there is a learning rate that may change: `step` computes it."""
+        return False
+
     @classmethod
     def __init_subclass__(cls, **kwargs: Any) -> None:
         ABC.__init_subclass__(**kwargs)

@@ -230,6 +230,8 @@ def test_reads_other_than_pulls_saves_and_small_calls_include_what_was_held_back
         table.push(KEYS, -ONES)
         table.decay(0.5)
         assert table.pull(KEYS)[300] == 4.5
+        with pytest.raises(ValueError, match="the cache of this worker makes the steps of its rows"):
+            table.scale_rate(0.5)
         table.push(KEYS, -ONES, after=table.pull_async(KEYS[:5]))
         assert held(store) == 0
         assert table.push(KEYS[:100], -ONES[:100]).result() is None

@@ -71,9 +71,10 @@ def do_everything(store: shoal.Store, seed: int, rounds: Iterable[int]) -> list[
             case 1:
                 answers.append(store.sweep().rows_dropped)
             case 2:
-                answers.append(table.decay(0.5) if number < 60 else len(table))  # at most 2^-10
+                answers.append(table.decay(0.5) if number < 60 else len(table))  # at most 2^-10, or 2^-11
             case 3:
                 answers.append(table.sum().tolist())
+                table.scale_rate(0.5 if number % 4 == 3 else 1.0)
             case 4:
                 table.assign(some, np.full((len(some), 2), number, np.float32))
             case _:

@@ -6,11 +6,13 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "batch/key_batch.h"
 #include "check.h"
+#include "shard/shard_copy.h"
 
 namespace shoal {
 namespace {
@@ -65,6 +67,28 @@ TEST(a_change_of_some_slots_leaves_the_others) {
     CHECK_NEAR(after[s], (s >= 3 && s < 7 ? 0.5 : 1.0) * before[s], 1e-5 * before[s]);
     CHECK_EQ(after[s] == before[s], s < 3 || s >= 7);
   }
+}
+
+TEST(a_copy_of_a_shard_has_its_rate) {
+  ThreadPool pool(1);
+  const TableSpec spec{.dim = 1,
+                       .dtype = Dtype::kFloat32,
+                       .optimizer = Optimizer("SGD", {{"lr", 1.0}, {"weight_decay", 0.0}}),
+                       .init = Init("Zeros", 0, 0),
+                       .seed = 1};
+  const auto shard = std::make_shared<Shard>(spec, Slots(2), pool);
+  CHECK(reduce(*shard, Function::kRate, std::array{0.25}, 1, 2) == std::vector<double>(1));
+  push(*shard, 7, 1, -1.0F);
+  CHECK_EQ(reduce(*shard, Function::kNorm, std::array{1.0}, 0, 1)[0] +
+               reduce(*shard, Function::kNorm, std::array{1.0}, 1, 2)[0],
+           0.25);
+  shard->pause_writers();
+  const ShardCopy copy(shard);
+  shard->resume_writers();
+  Shard restored(spec, Slots(2), pool);
+  ByteReader in(copy.table());
+  restored.restore_state(in);
+  CHECK_EQ(restored.rate(), 0.25);
 }
 
 TEST(a_frozen_shard_is_not_decayed_and_a_thawed_one_is_decayed_whole) {

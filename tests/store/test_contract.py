@@ -156,6 +156,31 @@ def test_functions_are_answered_where_the_rows_are(filled):
     assert filled.sum().tolist() == [-8, -10.5]
 
 
+def test_the_rate_of_later_pushes_is_scaled(store, name):
+    table = store.table(name, optimizer=shoal.Adagrad(lr=0.5, n0=1.0))
+    slow = store.table(f"{name}-slow", optimizer=shoal.Adagrad(lr=0.25, n0=1.0))
+    keys = np.arange(20, dtype=np.uint64)
+    slopes = np.linspace(-1, 1, 20, dtype=np.float32)[:, None]
+    for one in (table, slow):
+        one.assign(keys, slopes)
+    table.scale_rate(0.125)
+    table.scale_rate(0.5)
+    for one in (table, slow):
+        one.push(keys, slopes).result()
+        store.tick()
+    assert table.digest() == slow.digest()
+    table.scale_rate(1.0)
+    table.push(keys, slopes).result()
+    slow.push(keys, slopes).result()
+    store.tick()
+    assert table.digest() != slow.digest()
+    for factor in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="the factor of a rate must be finite and above 0"):
+            table.scale_rate(factor)
+    with pytest.raises(ValueError, match="FTRL has no learning rate that can change"):
+        store.table(f"{name}-ftrl", optimizer=shoal.FTRL()).scale_rate(0.5)
+
+
 def test_rules_say_which_keys_have_rows(store, name):
     table = store.table(name, dim=2, optimizer=shoal.SGD(lr=1.0), admit=shoal.AfterCount(2), expire=shoal.TimeToLive(3))
     table.push(KEYS, grads()).result()  # 7 twice
@@ -341,6 +366,7 @@ CLOSED = {
     "step": lambda store, table, batch: table.stats().step,
     "sum": lambda store, table, batch: table.sum(),
     "decay": lambda store, table, batch: table.decay(0.5),
+    "scale_rate": lambda store, table, batch: table.scale_rate(0.5),
     "table": lambda store, table, batch: store.table("t"),
     "dense": lambda store, table, batch: store.dense("d", 3),
     "key_batch": lambda store, table, batch: store.key_batch(KEYS),

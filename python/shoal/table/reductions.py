@@ -31,9 +31,10 @@ class Function(IntEnum):
     DIGEST = 7
     MAP = 8
     APPLY = 9
+    RATE = 10
 
 
-CHANGES_ROWS = frozenset({Function.DECAY, Function.SHRINK, Function.APPLY})
+CHANGES_ROWS = frozenset({Function.DECAY, Function.SHRINK, Function.APPLY, Function.RATE})  # or later steps of them
 # Functions whose answers do not consist of as many numbers for each slot.
 OF_ANY_LENGTH = frozenset({Function.TOPK, Function.MAP, Function.APPLY})
 

@@ -725,6 +725,36 @@ class Table:
         """
         return self._rwlock.shared(lambda: reductions.changed(self.shard, reductions.Function.DECAY, factor))
 
+    def scale_rate(self, factor: float) -> None:
+        """Set the factor of the learning rate of later pushes: the rate is ``lr``, times its schedule, times this.
+
+        Parameters
+        ----------
+        factor : float
+            Above 0; of a new table 1. It replaces the one before.
+
+        Raises
+        ------
+        ValueError
+            The optimizer has no learning rate that can change (FTRL, GroupFTRL, Proximal, Add, a class of one's own),
+            or a cache of this worker makes its steps.
+
+        Notes
+        -----
+        Takes effect on arrival: with several workers, call it between clocks, after a barrier. Servers that take over
+        slots have it too. A checkpoint does not: set it again after a load.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> table = shoal.local().table("t", optimizer=shoal.SGD(lr=1.0))
+        >>> table.scale_rate(0.25)
+        >>> table.push(np.array([7], np.uint64), np.array([[-1.0]], np.float32)).result()
+        >>> table.pull(np.array([7], np.uint64))
+        array([[0.25]], dtype=float32)
+        """
+        self._rwlock.shared(lambda: reductions.changed(self.shard, reductions.Function.RATE, factor))
+
     def shrink(self, l1: float) -> int:
         """Soft-threshold all weights, in the process that holds them.
 

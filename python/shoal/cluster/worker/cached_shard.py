@@ -23,7 +23,7 @@ from shoal.cluster.worker.remote_shard import RemoteShard
 from shoal.consistency import Consistency
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
-from shoal.table.reductions import CHANGES_ROWS
+from shoal.table.reductions import CHANGES_ROWS, Function
 from shoal.table.spec import TableSpec
 from shoal.user_functions import Description
 
@@ -47,7 +47,7 @@ class CachedShard(RemoteShard):
         slots: int,
     ) -> None:
         super().__init__(channel, table, spec, filter, workers=workers)
-        has_steps = cache.makes_steps(spec.optimizer, spec.floats)
+        self._has_steps = has_steps = cache.makes_steps(spec.optimizer, spec.floats)
         self.rows = _core.CachedRows(
             channel.client,
             table,
@@ -142,6 +142,11 @@ class CachedShard(RemoteShard):
 
     def reduce(self, function: int, parameters: npt.NDArray[np.float64], /) -> npt.NDArray[np.float64]:
         """Evaluate a function of all rows, in slot order; a function that changes rows does so exactly once."""
+        if function == Function.RATE and self._has_steps:
+            raise ValueError(
+                "the cache of this worker makes the steps of its rows, by a learning rate that does not change: pass "
+                'a cache of sums, cache="ROWS:STALENESS:sums", or none'
+            )
         with self._changing() if function in CHANGES_ROWS else contextlib.nullcontext():
             return super().reduce(function, parameters)
 
