@@ -273,6 +273,51 @@ def test_state_names_the_columns_of_the_rule(store, optimizer, columns, rng):
         np.testing.assert_array_equal(state["w"], table.pull(keys))
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [(one, "float32") for one in STATES] + [(shoal.RowWiseAdagrad(), "bfloat16"), (shoal.Adam(), "float16")],
+    ids=lambda x: x if isinstance(x, str) else repr(x),
+)
+def test_rows_restored_with_their_state_go_on_alike(optimizer, dtype, rng):
+    how = {"dim": 3, "optimizer": optimizer, "dtype": dtype, "init": shoal.Uniform(0.1, seed=1)}
+    how |= {"admit": shoal.AfterCount(1), "expire": shoal.TimeToLive(9)}
+    keys = np.unique(rng.integers(0, 2**64, 300, np.uint64))
+    grads = rng.standard_normal((2, len(keys), 3)).astype(np.float32)
+    with shoal.local(slots=16, threads=1) as store, shoal.local(slots=4, threads=1) as other:
+        table, again = store.table("t", **how), other.table("t", **how)
+        table.push(keys, grads[0]).result()
+        again.restore(keys, table.state(keys), step=table.stats().step)
+        for one in (table, again):
+            one.push(keys, grads[1]).result()
+        assert again.digest() == table.digest()
+
+
+def test_a_restore_that_does_not_fit_changes_nothing(request, store):
+    kind = request.node.callspec.params["store"]
+    table = store.table("t", dim=2, optimizer=shoal.Adagrad())
+    state = {"w": numbers(2), "n": numbers(2)}
+    if kind != "local":
+        with pytest.raises(ValueError, match="are on servers"):
+            table.restore(EDGES[:2], state)
+        return
+    table.restore(EDGES[:2], state)
+    before = table.digest()
+    for keys, wrong, message in [
+        (EDGES[1:3], state, "occurs twice or has a row"),
+        (EDGES[[4, 4]], state, "occurs twice or has a row"),
+        (EDGES[3:5], {"w": numbers(2)}, "the columns w, n, got w"),
+        (EDGES[3:5], state | {"m": numbers(2)}, "the columns w, n, got w, n, m"),
+        (EDGES[3:5], state | {"n": numbers(3)}, r"'n' of table 't' is float32\[2, 2\], got float32\[3, 2\]"),
+        (EDGES[3:5], state | {"n": numbers(2).astype(np.float64)}, "got float64"),
+        (EDGES[3:5], state | {"w": numbers(2) * np.float32(np.inf)}, "table 't': a weight is not finite"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            table.restore(keys, wrong)
+    assert table.digest() == before
+    with pytest.raises(ValueError, match="use assign"):
+        store.table("n", dtype="int64").restore(EDGES[:1], {"w": np.zeros((1, 1), np.int64)})
+
+
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 65536])
 def test_items_walk_every_row_once_in_hash_order(store, batch_size, rng):
     table = sgd(store)

@@ -26,10 +26,11 @@ from shoal.table.arrays import AnyRows, Counts, Keys, Rows, as_counts, as_floats
 from shoal.table.future import After, Future, no_op, requests_of
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
+from shoal.table.sections import section, sighted
 from shoal.table.shard import Shard, ShardReader, pull_and_expand
 from shoal.table.spec import TableSpec
 from shoal.table.stats import TableStats
-from shoal.table.tiered import tier_of
+from shoal.table.tiered import AnyLocalShard, tier_of
 from shoal.user_functions import counted, describe, merged
 
 # A pull of rows of at least this many floats, of keys of which at least this share is unique, writes rows directly to
@@ -480,6 +481,76 @@ class Table:
         in_order = np.empty_like(checked)
         in_order[batch.inverse] = checked
         self._rwlock.shared(lambda: self.shard.assign(batch.native, in_order, self._clock()))
+
+    def restore(self, keys: Keys, state: Mapping[str, AnyRows], *, step: int | None = None) -> None:
+        """Create rows with their optimizer state: what `state` has read, or another program's.
+
+        Parameters
+        ----------
+        keys : uint64[n] or int64[n]
+            Each key once, and none that has a row.
+        state : mapping of float32[n, dim]
+            The columns of docs/optimizers.md by name, all of them, e.g. ``w`` and ``n`` for Adagrad; one number per
+            row (RowWiseAdagrad's ``m``) is float32[n, 1].
+        step : int, optional
+            Number of the table's pushes so far, from which Adam computes its bias corrections. Default: unchanged.
+
+        Raises
+        ------
+        ValueError
+            The table is on servers: save a local store that has the rows, and load that checkpoint there. Or columns
+            are missing or have another shape, a key has a row or occurs twice, or a weight is not finite or no number
+            of the table's dtype. Nothing has changed.
+
+        Notes
+        -----
+        The rows are admitted whatever the table's rules are, as if they had occurred once, now.
+
+        Examples
+        --------
+        >>> import shoal
+        >>> table = shoal.local().table("user", optimizer=shoal.Adagrad(lr=1.0))
+        >>> table.restore(np.array([7], np.uint64), {"w": np.float32([[0.5]]), "n": np.float32([[3.0]])})
+        >>> table.push(np.array([7], np.uint64), np.float32([1.0])).result()
+        >>> table.state(np.array([7], np.uint64))
+        {'w': array([[0.]], dtype=float32), 'n': array([[4.]], dtype=float32)}
+        """
+        shard = self.shard
+        if not isinstance(shard, AnyLocalShard):
+            raise ValueError(
+                f"the rows of table {self.name!r} are on servers, which take no optimizer state: restore them in a "
+                "local store, save() it, and load() that checkpoint on the cluster"
+            )
+        if self.spec.is_integer:
+            raise ValueError(f"table {self.name!r} has int64, which have no optimizer state: use assign()")
+        batch = self._batch(keys)
+        if len(batch) != batch.input_size or shard.contains(batch.native).any():
+            raise ValueError(f"a key of table {self.name!r} occurs twice or has a row: restore makes new rows")
+        empty = self.state(np.zeros(0, np.uint64))
+        if set(state) != set(empty):
+            raise ValueError(f"table {self.name!r} has the columns {', '.join(empty)}, got {', '.join(state)}")
+        columns = [np.asarray(state[name]) for name in empty]
+        for (name, none), column in zip(empty.items(), columns, strict=True):
+            if column.dtype != np.float32 or column.shape != (len(batch), none.shape[1]):
+                raise ValueError(
+                    f"{name!r} of table {self.name!r} is float32[{len(batch)}, {none.shape[1]}], got "
+                    f"{column.dtype}{list(column.shape)}"
+                )
+        order = np.empty(len(batch), np.int64)
+        order[batch.inverse] = np.arange(len(batch))
+        clock = shard.marks_clock(self._clock())
+        marks = {name: sighted(name, len(batch), clock) for name in shard.metadata_names()}
+        try:
+            rows = section(self._spec, batch.hashes, [column[order] for column in columns], marks)
+        except ValueError as error:
+            raise ValueError(f"table {self.name!r}: {error}") from None
+
+        def restore() -> None:
+            shard.restore(len(batch), rows)
+            if step is not None:
+                shard.step = step
+
+        self._rwlock.shared(restore)
 
     def reserve(self, rows: int) -> None:
         """Make room for rows that are to be created: a table that does not grow inserts new keys twice as fast.

@@ -33,6 +33,7 @@ from shoal.data import hash_strings
 from shoal.data.record_batch import pyarrow
 from shoal.storage.output import check_output
 from shoal.store.description import check_same
+from shoal.table.sections import MARKS, section, sighted
 from shoal.table.spec import TableRecord
 
 if TYPE_CHECKING:
@@ -50,10 +51,6 @@ VW_CONSTANT = 11650396  # Vowpal Wabbit's index of the bias, before it is masked
 _ROW_GROUP = 1 << 20
 _ABOUT = b"shoal"  # in a schema's metadata
 _VERSION = 1
-_ALIGNMENT = 64  # of columns in a section
-# Row metadata of occurrences, with the values after one occurrence now; its clock is the table's.
-_MARKS = {"count": "uint32", "clock": "uint32", "score": "float32"}
-_SIGHTED = {"count": 1, "score": 1.0}
 
 
 def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = True, overwrite: bool = False) -> int:
@@ -108,7 +105,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
         return flat if rows.shape[1] == 1 else arrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])
 
     shard = table.shard
-    marks = {name: getattr(arrow, _MARKS[name])() for name in shard.metadata_names()} if state else {}
+    marks = {name: getattr(arrow, MARKS[name])() for name in shard.metadata_names()} if state else {}
     empty = table.state(np.zeros(0, np.uint64)) if state else {}
     fields = [("key", arrow.uint64()), ("weights", type_of(table.dim))]
     fields += [(name, type_of(empty[name].shape[1])) for name in names]
@@ -127,7 +124,7 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
                 arrays = [arrow.array(keys), column(weights), *(column(more[name]) for name in names)]
                 if marks:
                     batch = table.key_batch(keys).native  # keeps their order: it is that of the hashes
-                    arrays += [arrow.array(shard.metadata(batch, k).view(_MARKS[name])) for k, name in enumerate(marks)]
+                    arrays += [arrow.array(shard.metadata(batch, k).view(MARKS[name])) for k, name in enumerate(marks)]
                 writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
                 count += len(keys)
         with temporary.open("rb") as file:
@@ -194,7 +191,7 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             for name, width in widths.items()
         }
         marks = shard.metadata_names()
-        columns |= {name: getattr(arrow, _MARKS[name])() for name in marks if name in file.schema_arrow.names}
+        columns |= {name: getattr(arrow, MARKS[name])() for name in marks if name in file.schema_arrow.names}
         for name, kind in columns.items():
             _check_column(where, spec, file.schema_arrow, name, kind)
         shard.reserve([-(-file.metadata.num_rows // store.slots)] * store.slots)
@@ -208,11 +205,7 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
             hashes = _core.mix(keys)
             order = np.argsort(hashes)
             hashes = hashes[order]
-            once = {
-                name: np.full(len(keys), _SIGHTED.get(name, description.clock), _MARKS[name])
-                for name in marks
-                if name not in cells
-            }
+            once = {name: sighted(name, len(keys), description.clock) for name in marks if name not in cells}
             is_behind = not len(hashes) or int(hashes[0]) > last  # write_parquet writes rows in hash order
             if np.any(hashes[1:] == hashes[:-1]) or not (
                 is_behind or not shard.contains(_core.KeyBatch(keys, store.slots, store.workers)).any()
@@ -220,15 +213,15 @@ def load_parquet(store: LocalStore, path: str | os.PathLike[str]) -> Table:
                 raise ValueError(f"{where}: a key of table {spec.name!r} occurs twice")
             last = max(last, int(hashes[-1])) if len(hashes) else last
             try:
-                section = _section(
+                rows = section(
                     spec,
                     hashes,
-                    [cells[name][order] for name in cells if name not in _MARKS],
+                    [cells[name][order] for name in cells if name not in MARKS],
                     {name: (cells | once)[name][order] for name in marks},
                 )
             except ValueError as error:
                 raise ValueError(f"{where}, table {spec.name!r}: {error}") from None
-            shard.restore(len(hashes), section)
+            shard.restore(len(hashes), rows)
     shard.step = description.step
     shard.set_clock(description.clock, store.clock)
     store.adopt([(spec, shard)])
@@ -275,35 +268,6 @@ def _numbers(cells: Any) -> npt.NDArray[Any]:
     width = getattr(cells.type, "list_size", 1)
     numbers: npt.NDArray[Any] = (cells.flatten() if width > 1 else cells).to_numpy(zero_copy_only=False)
     return numbers.reshape(-1, width) if width > 1 else numbers
-
-
-def _section(
-    spec: TableSpec, hashes: Keys, columns: list[npt.NDArray[np.float32]], marks: dict[str, npt.NDArray[Any]]
-) -> npt.NDArray[np.uint8]:
-    """Convert columns to a checkpoint section (docs/checkpoint-format.md); the first one is weights or z."""
-    if "score" in marks and not (np.isfinite(marks["score"]) & (marks["score"] >= 0)).all():
-        raise ValueError("a score is not a finite number from 0 on")
-    first: npt.NDArray[Any] = columns[0]
-    if not np.isfinite(first).all():
-        raise ValueError("a weight is not finite")
-    if spec.dtype == "float16":
-        first = _exactly(columns[0].astype(np.float16), columns[0], spec.dtype)
-    elif spec.dtype == "bfloat16":
-        halves = (columns[0].view(np.uint32) >> 16).astype(np.uint16)
-        if np.any(columns[0].view(np.uint32) & 0xFFFF):
-            raise ValueError("a weight is not a bfloat16 number, the table's dtype")
-        first = halves
-    section = bytearray()
-    for column in (hashes, first, *columns[1:], *marks.values()):
-        section += np.ascontiguousarray(column).tobytes()
-        section += bytes(-len(section) % _ALIGNMENT)
-    return np.frombuffer(section, np.uint8)
-
-
-def _exactly(rounded: npt.NDArray[np.float16], given: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float16]:
-    if not np.array_equal(rounded.astype(np.float32), given):
-        raise ValueError(f"a weight is not a {dtype} number, the table's dtype")
-    return rounded
 
 
 def read_parquet_rows(path: str | os.PathLike[str], *, key: str = "key", weights: str = "weights") -> tuple[Keys, Rows]:
