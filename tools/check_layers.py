@@ -113,6 +113,7 @@ LAZY = {
     "starlette",
     "tensorboard",
     "torch",
+    "torchrec",
     "tqdm",
     "uvicorn",
     "zmq",

@@ -4,6 +4,7 @@
     table <--push, one step-- sum per unique key <----- gradient <--backward--
 
     Embedding, EmbeddingBag   the modules; sparse.py is their base, ops.py their operators for torch.compile
+    embedding_collections.py  several of them by feature, for KeyedJaggedTensors and the users of TorchRec
     features.py, inputs.py    what a model reads of an example, and a reader's batches as tensors of it
     model.py, models/         click models, which get their sparse parts from a factory; tables.py has factories
     click_model.py            a click model that learns from readers; config.py its TOML; grid.py several at once
@@ -38,6 +39,7 @@ from shoal.torch.click_model import ClickModel
 from shoal.torch.config import load
 from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
+from shoal.torch.embedding_collections import EmbeddingBagCollection, EmbeddingCollection
 from shoal.torch.features import Features
 from shoal.torch.grid import ClickModelGrid
 from shoal.torch.inputs import Inputs, Items, inputs
@@ -55,6 +57,8 @@ __all__ = [
     "DenseParameters",
     "Embedding",
     "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
     "Features",
     "Inputs",
     "Items",
