@@ -439,6 +439,25 @@ class FitConfig(Config, frozen=True, kw_only=True):
         "servers (the servers hold it)",
         CTR,
     ] = "allreduce"
+    clip_norm: Annotated[
+        float | None,
+        "bound of the norm of the gradients of all dense parameters together (default: none)",
+        CTR,
+        Setting(gt=0),
+    ] = None
+    schedule: Annotated[
+        dict[str, Any] | None,
+        "schedule of the learning rate of the dense part, counted in its steps, such as "
+        '{ name = "Warmup", warmup = 1000 } (default: none)',
+        CTR,
+    ] = None
+    plateau: Annotated[
+        dict[str, Any] | None,
+        "multiply the learning rates of the dense part and of the tables by factor after more than patience passes "
+        "in a row without an improvement of metric on the validation examples, down to min_rate; { } is "
+        "{ factor = 0.1, patience = 0, min_rate = 1e-6 } (default: none)",
+        CTR,
+    ] = None
     staleness: Annotated[int, "number of batches by which rows are pulled ahead", CTR, Setting(ge=0)] = 0
     precision: Annotated[
         Literal["float32", "bfloat16"],

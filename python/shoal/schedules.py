@@ -145,7 +145,8 @@ class InverseRoot(Schedule):
     kind: ClassVar[int] = 5
 
 
-_KINDS: dict[int, type[Schedule]] = {one.kind: one for one in (Warmup, Steps, Linear, Cosine, InverseRoot)}
+SCHEDULES: tuple[type[Schedule], ...] = (Warmup, Steps, Linear, Cosine, InverseRoot)
+_KINDS = {one.kind: one for one in SCHEDULES}
 _WHOLE = ("warmup", "clocks")
 
 

@@ -51,7 +51,7 @@ from shoal.models.linear_weights import BIAS_KEY
 from shoal.models.logistic import LogisticRegression
 from shoal.models.model import Model
 from shoal.models.multiclass import MulticlassRegression
-from shoal.models.plan import EarlyStopping, Plan
+from shoal.models.plan import EarlyStopping, Plan, Plateau
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
@@ -73,6 +73,7 @@ __all__ = [
     "MulticlassRegression",
     "Pass",
     "Plan",
+    "Plateau",
     "Point",
     "SolverResult",
     "exported",

@@ -69,6 +69,7 @@ _MAY_BE_MISSING = frozenset(
         "source",
         "valid_source",
         "class_weight",
+        "plateau",
         "accuracy",
     )
 )

@@ -282,7 +282,17 @@ def _has_ended(history: History, plan: Plan) -> bool:
     return bool(passes) and passes[-1].complete and (len(passes) == plan.epochs or plan.patience is not None)
 
 
-_SETTINGS = ("shuffle", "negative_rate", "warm_up", "seed", "patience", "min_delta", "metric", "class_weight")
+_SETTINGS = (
+    "shuffle",
+    "negative_rate",
+    "warm_up",
+    "seed",
+    "patience",
+    "min_delta",
+    "metric",
+    "class_weight",
+    "plateau",
+)
 
 
 def _check_same(fit: Plan, plan: Plan) -> None:

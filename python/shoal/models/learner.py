@@ -20,7 +20,7 @@ from shoal.data import Batch
 from shoal.metrics import StreamMetrics
 from shoal.models.history import Best, Record, Windows
 from shoal.models.measured import MeasuredExamples
-from shoal.models.plan import Plan
+from shoal.models.plan import Plan, Plateau
 from shoal.models.team import Team, Tolerance
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.store.base import Store
@@ -158,6 +158,10 @@ class Learner(Evaluable, Protocol):
 
     def set_common_state(self, state: bytes) -> None:
         """Restore `common_state`."""
+        return
+
+    def scale_rates(self, scale: float, plateau: Plateau | None) -> None:
+        """Make the learning rates those of the settings times ``scale``, by the rule of a plan."""
         return
 
     def save_weights(self, folder: StorageDir) -> None:

@@ -17,10 +17,10 @@ from shoal.base.fit_rows import AUC_EXAMPLES, AUC_SUM, AUC_UNIT, DIM, TOTALS
 from shoal.data import Batch, Reader
 from shoal.errors import ShoalError
 from shoal.metrics import Accumulator, StreamMetrics
-from shoal.models.history import Best, Pass
+from shoal.models.history import Best, Pass, Record
 from shoal.models.learner import Floats, Learner, Prepared
 from shoal.models.measured import Evaluation
-from shoal.models.plan import Plan
+from shoal.models.plan import Plan, gain_of
 from shoal.models.sources import feature_name
 from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
@@ -73,6 +73,7 @@ class ModelTrainer:
         self._dropped = 0
         self._temporary: StorageDir | None = None
         self._best_folder = best_folder
+        self._scale: float | None = None  # of the learning rates
         best = model.record.best.number
         self._folder: StorageDir | None = best_folder(best) if best else None  # holds the best weights
         if best and self._folder is None:
@@ -254,21 +255,39 @@ class ModelTrainer:
         passes[-1] = structs.replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
         if self._plan.patience is None:
             return
-        gain, best = self._plan.gain(found.metrics), self.model.record.best
+        gain, best = gain_of(self._plan.metric, found.metrics), self.model.record.best
         if best.gain is None or gain > best.gain + self._plan.min_delta:
             self.model.record.best = Best(gain=gain, number=self._number, examples=self.model.examples)
             if not last:  # otherwise the model has the best weights already
                 self._save_best()
 
     def update_stopped(self) -> None:
-        """Stop, if the passes that are recorded have not improved for long enough."""
+        """Stop, if the passes that are recorded have not improved for long enough, or lower the rates."""
         record, patience = self.model.record, self._plan.patience
+        self._scale_rates(self._scale_after(record))
         self.stopped = patience is not None and 0 < record.best.number <= len(record.passes) - patience
         if record.best.number:
             self._folder = self._best_folder(record.best.number) or self._folder
 
+    def _scale_after(self, record: Record) -> float:
+        """Return the factor of the rates after the passes of this fit."""
+        plateau = self._plan.plateau
+        if plateau is None or not record.fits:
+            return 1.0
+        measured = [one.valid for one in record.passes if one.number >= record.fits[-1].first_pass]
+        return plateau.scale(gain_of(plateau.metric, valid) for valid in measured if valid is not None)
+
+    def _scale_rates(self, scale: float) -> None:
+        if scale == self._scale:
+            return
+        if self._scale is not None and scale < self._scale:
+            log.info("pass %d has not improved: the learning rates are times %.3g", self._number, scale)
+        self._scale = scale
+        self.model.scale_rates(scale, self._plan.plateau)
+
     def finish(self) -> None:
-        """Restore the weights of the model's best pass."""
+        """Restore the weights of the model's best pass, and the rates."""
+        self._scale_rates(1.0)
         record = self.model.record
         if record.best.number == 0:
             return

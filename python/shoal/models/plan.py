@@ -65,6 +65,59 @@ class EarlyStopping:
             raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc', of several classes 'accuracy'")
 
 
+class Plateau(msgspec.Struct, frozen=True, kw_only=True):
+    """Learning rates that fall when the validation metric improves no more, those of tables and of a dense part.
+
+    Parameters
+    ----------
+    factor : float
+        Of the rates at each reduction, above 0 and below 1.
+    patience : int
+        After more passes than this in a row without an improvement the rates are reduced, and the count begins again.
+    min_rate : float
+        No rate falls below this.
+    metric, min_delta
+        As of `EarlyStopping`.
+
+    Raises
+    ------
+    ValueError
+        A number is out of range, or there is no such metric.
+    """
+
+    factor: float = 0.1
+    patience: int = 0
+    min_rate: float = 1e-6
+    metric: Metric = "logloss"
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        if not 0.0 < self.factor < 1.0:
+            raise ValueError(f"factor of a plateau is {self.factor}: pass a number above 0 and below 1")
+        if self.patience < 0:
+            raise ValueError(f"patience of a plateau is {self.patience}: pass the number of passes, 0 or more")
+        if not 0.0 <= self.min_rate < np.inf:
+            raise ValueError(f"min_rate of a plateau is {self.min_rate}: pass 0 or more")
+        EarlyStopping(1, metric=self.metric, min_delta=self.min_delta)
+
+    def scale(self, gains: Iterable[float]) -> float:
+        """Return the factor of the rates after passes with these gains, of which the greatest is the best."""
+        best, waited, reductions = -np.inf, 0, 0
+        for gain in gains:
+            if gain > best + self.min_delta:
+                best, waited = gain, 0
+                continue
+            waited += 1
+            if waited > self.patience:
+                waited, reductions = 0, reductions + 1
+        return self.factor**reductions
+
+    def scale_of(self, rate: float, scale: float) -> float:
+        """Return the factor of a rate that would be multiplied by ``scale``, and does not fall below `min_rate`."""
+        return max(scale, min(1.0, self.min_rate / rate)) if rate > 0 else 1.0
+
+
 class Learning(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a model that say how it learns from examples; those of the last fit belong to a saved model."""
 
@@ -72,6 +125,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: bool = True
     seed: int = 0
     class_weight: Mapping[Any, float] | str | None = None
+    plateau: Plateau | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -111,6 +165,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     min_delta: float = 0.0
     metric: Metric = "logloss"
     class_weight: tuple[float, ...] | None = None
+    plateau: Plateau | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -139,6 +194,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             negative_rate=learning.negative_rate,
             warm_up=learning.warm_up,
             seed=learning.seed,
+            plateau=learning.plateau,
             class_weight=class_weight,
             **({} if early_stopping is None else asdict(early_stopping)),
         )
@@ -147,7 +203,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the settings of a model of these classes that has learned by this plan."""
         weights = self.class_weight
         named = None if weights is None else dict(zip(classes or range(len(weights)), weights, strict=True))
-        return Learning(negative_rate=self.negative_rate, warm_up=self.warm_up, seed=self.seed, class_weight=named)
+        return Learning(
+            negative_rate=self.negative_rate,
+            warm_up=self.warm_up,
+            seed=self.seed,
+            class_weight=named,
+            plateau=self.plateau,
+        )
 
     def source(self, reader: Iterable[Batch], epoch: int) -> Iterable[Batch]:
         """Return the data of a pass, counted from 0: with shuffling a reader's files in another order each time."""
@@ -160,7 +222,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def common(self) -> dict[str, object]:
         """The settings that all workers of a fit need to have in common, by name."""
-        names = ("epochs", "negative_rate", "patience", "min_delta", "metric")
+        names = ("epochs", "negative_rate", "patience", "min_delta", "metric", "plateau")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -220,12 +282,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             batch = preprocessing.Sampling(self.negative_rate, self.seed).apply(batch, first)
         return batch if self.class_weight is None else preprocessing.class_weighted(batch, self.class_weight)
 
-    def gain(self, metrics: Metrics) -> float:
-        """Return the quantity that early stopping maximizes."""
-        found = -metrics.logloss if self.metric == "logloss" else getattr(metrics, self.metric)
-        assert found is not None, "learners refuse plans with a metric that they do not have"
-        return float(found)
-
     def settings(self) -> list[tuple[str, str]]:
         """Return the settings as names and values to be printed."""
         buffer = preprocessing.shuffle_buffer(self.shuffle)
@@ -234,12 +290,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             named = {"logloss": "log-loss", "auc": "AUC"}.get(self.metric, self.metric)
             step = f" of more than {self.min_delta:g}" if self.min_delta else ""
             passes += f" at most, stopping after {self.patience:,} without progress{step} in held-out {named}"
+        plateau = self.plateau
         drawn = bool(buffer) or self.negative_rate < 1.0
         return [
             ("epochs", passes),
             ("shuffle", f"among {buffer:,} batches" if buffer else "no"),
             ("warm-up", "small batches at first" if self.warm_up else "no"),
             *([("class weights", _listed(self.class_weight))] if self.class_weight else []),
+            *(
+                [("rates", f"times {plateau.factor:g} after {plateau.patience + 1:,} passes without progress")]
+                if plateau is not None
+                else []
+            ),
             ("negatives", "all" if self.negative_rate == 1.0 else f"{100 * self.negative_rate:g} %, reweighted"),
             *([("seed of the order and the choice", f"{self.seed}")] if drawn else []),
         ]
@@ -251,6 +313,13 @@ class FitInput(NamedTuple):
     reader: Any
     valid: Any
     plan: Plan
+
+
+def gain_of(metric: Metric, metrics: Metrics) -> float:
+    """Return the quantity that early stopping maximizes."""
+    found = -metrics.logloss if metric == "logloss" else getattr(metrics, metric)
+    assert found is not None, "learners refuse plans with a metric that they do not have"
+    return float(found)
 
 
 def _listed(weights: tuple[float, ...]) -> str:

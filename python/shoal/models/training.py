@@ -346,8 +346,9 @@ def check_fit(models: Sequence[Learner], given: FitInput, *, has_best_folder: bo
     check_iterable(reader, "reader", passes=plan.epochs)
     if valid is not None:
         check_iterable(valid, "valid", passes=plan.epochs)
-    elif plan.patience is not None:
-        raise ValueError("early stopping needs something to measure after each pass: pass valid=")
+    elif plan.patience is not None or plan.plateau is not None:
+        what = "early stopping" if plan.patience is not None else "a plateau"
+        raise ValueError(f"{what} needs something to measure after each pass: pass valid=")
     if plan.patience is not None and first.store.num_workers > 1 and not has_best_folder:
         raise ValueError(
             f"early stopping keeps the best weights in a directory that all {first.store.num_workers} workers see: "

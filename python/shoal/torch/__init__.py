@@ -10,6 +10,7 @@
     click_model.py            a click model that learns from readers; config.py its TOML; grid.py several at once
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
+    recipe.py                 clipping, schedules and plateaus of a dense part
     loader.py                 a reader's batches in the workers of a DataLoader
 
 A module holds no weights: the rows and their optimizer belong to the table. A push is made by ``backward``, not by a
@@ -46,6 +47,7 @@ from shoal.torch.inputs import Inputs, Items, inputs
 from shoal.torch.loader import BatchDataset, BatchLoader
 from shoal.torch.model import Model
 from shoal.torch.pipeline import Pipeline
+from shoal.torch.recipe import Recipe
 from shoal.torch.sparse import SparseModule, accumulate, pull_together
 from shoal.torch.tables import TableRule, tables
 
@@ -64,6 +66,7 @@ __all__ = [
     "Items",
     "Model",
     "Pipeline",
+    "Recipe",
     "SparseModule",
     "TableRule",
     "accumulate",

@@ -43,7 +43,7 @@ from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fitting import OfCallbacks
 from shoal.models.history import History, Record
 from shoal.models.learner import FitState
-from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan
+from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan, Plateau
 from shoal.models.predictor import read_calibration
 from shoal.models.team import Team, Tolerance
 from shoal.optim import Adam, AdamW, Optimizer
@@ -59,6 +59,7 @@ from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model, by_task, loss_of_tasks, losses_of
 from shoal.torch.models.layers import Lookup, keys_for
 from shoal.torch.pipeline import Pipeline
+from shoal.torch.recipe import Recipe
 from shoal.torch.sparse import SparseModule
 from shoal.torch.tower import read_tower
 
@@ -67,6 +68,7 @@ Precision = Literal["float32", "bfloat16"]
 log = logging.getLogger(__name__)
 
 _FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
+_PLAIN = Recipe()
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
 
 
@@ -99,6 +101,8 @@ class ClickModel(ClickPredictor):
         As for `shoal.LogisticRegression`.
     seed : int
         Seed of the shuffle and of the sampling of negatives: initial values are drawn when the module is made.
+    recipe : Recipe
+        Clipping, schedule and plateau of the learning rates.
 
     Attributes
     ----------
@@ -127,8 +131,9 @@ class ClickModel(ClickPredictor):
         precision: Precision = "float32",
         negative_rate: float = 1.0,
         seed: int = 0,
+        recipe: Recipe = _PLAIN,
     ) -> None:
-        learning = Learning(negative_rate=negative_rate, warm_up=False, seed=seed)
+        learning = Learning(negative_rate=negative_rate, warm_up=False, seed=seed, plateau=recipe.plateau)
         super().__init__(module, features, store, learning)
         if precision not in get_args(Precision):
             raise ValueError(f"precision is {precision!r}: pass one of {', '.join(get_args(Precision))}")
@@ -138,7 +143,8 @@ class ClickModel(ClickPredictor):
                 raise ValueError(f"table {name!r} is not of this store: pass the store that the module was made with")
         self._losses = losses_of(self._described)
         self._tables = tuple(found.values())
-        self._dense = dense_part(module, store, optimizer, dense)
+        self._dense = dense_part(module, store, optimizer, dense, recipe)
+        self._has_scaled_rates = False
         self.made_by: dict[str, Any] = {}
         self._staleness = whole("staleness", staleness)
         self._precision = precision
@@ -406,6 +412,19 @@ class ClickModel(ClickPredictor):
         """Restore `common_state`."""
         self._take_tower(read_tower(state, "the dense part of worker 0"), whole=True)
 
+    def scale_rates(self, scale: float, plateau: Plateau | None) -> None:
+        """Make the rates of dense part and tables those of the settings times ``scale``, by the rule of a plan."""
+        if plateau is None and not self._has_scaled_rates:
+            return
+        rule = plateau or Plateau()
+        if self._dense.steps is not None:
+            self._dense.steps.scale_rate(scale, rule)
+        for table in (*self._tables, *self._dense.tables):
+            optimizer: Any = table.optimizer
+            if optimizer.has_rate:
+                table.scale_rate(rule.scale_of(optimizer.lr, scale))
+        self._has_scaled_rates = scale != 1.0
+
     # ---- saving and restoring ----------------------------------------------------------------------------------------
 
     def save_weights(self, folder: StorageDir) -> None:
@@ -433,6 +452,7 @@ class ClickModel(ClickPredictor):
         state = {
             "module": self.module.state_dict(),
             "optimizer": None if self._dense.optimizer is None else self._dense.optimizer.state_dict(),
+            "steps": {} if self._dense.steps is None else self._dense.steps.state(),
         }
         if self._staleness:
             rows = self._pipeline.rows_ahead() if self._pipeline is not None and self._is_alone else []
@@ -447,6 +467,8 @@ class ClickModel(ClickPredictor):
             self._rows_ahead = state.get("ahead", _FRESH)["rows"] if self._is_alone else []
             if self._dense.optimizer is not None:
                 self._dense.optimizer.load_state_dict(state["optimizer"])
+            if self._dense.steps is not None:
+                self._dense.steps.set_state(state["steps"])
 
     def save(
         self,

@@ -47,6 +47,8 @@ from shoal.torch.features import Features
 from shoal.torch.model import Model
 from shoal.torch.models import MODELS
 from shoal.torch.other_columns import with_other_columns
+from shoal.torch.recipe import described as described_recipe
+from shoal.torch.recipe import recipe_of
 from shoal.torch.tables import TableRule, tables
 from shoal.torch.tower import check_module, described_by
 
@@ -129,6 +131,7 @@ def made_by(config: TrainConfig) -> dict[str, Any]:
             "rules": tables.rules or {},
         },
         "optimizer": train.optimizer or ADAM,
+        "recipe": described_recipe(train),
         "seed": train.seed,
         "staleness": train.staleness,
         "dense": train.dense,
@@ -202,6 +205,7 @@ def checked(config: Run) -> Run:
         _optimizer(optimizer, "[train]")
     else:
         _check_dense(optimizer)
+    recipe_of(described_recipe(config.train))
     return config
 
 
@@ -298,7 +302,8 @@ def build(config: TrainConfig | Mapping[str, Any], store: Store) -> ClickModel:
         optimizer = functools.partial(rule, **how)
     how = {name: described[name] for name in ("seed", "staleness", "precision")}
     rate = config.train.negative_rate if isinstance(config, TrainConfig) else 1.0
-    model = ClickModel(module, store=store, optimizer=optimizer, dense=dense, negative_rate=rate, **how)
+    how |= {"negative_rate": rate, "recipe": recipe_of(described["recipe"])}
+    model = ClickModel(module, store=store, optimizer=optimizer, dense=dense, **how)
     model.made_by = described
     return model
 

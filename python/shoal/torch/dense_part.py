@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -34,10 +35,12 @@ from torch import nn
 from shoal.errors import ShoalError, WorkerLostError
 from shoal.models.team import START_AGAIN, Team
 from shoal.optim import Adam, AdamW, Optimizer
+from shoal.schedules import Schedule
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense import DenseParameters
 from shoal.torch.gloo_group import GlooGroup, enter_meeting, open_meeting
+from shoal.torch.recipe import DenseSteps, Recipe
 
 DenseSharing = Literal["allreduce", "servers"]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -49,6 +52,8 @@ _STEP_SECONDS = 600.0  # for all of them to come to a step: each reads and compu
 
 class DensePart:
     """The dense parameters of a model while it learns; by default no step needs the other workers."""
+
+    steps: DenseSteps | None = None  # of this worker's optimizer, if it has one
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -109,9 +114,12 @@ class DensePart:
 class Alone(DensePart):
     """The dense part of one process."""
 
-    def __init__(self, make: Callable[[], torch.optim.Optimizer | None], has_parameters: bool) -> None:
+    def __init__(
+        self, make: Callable[[], torch.optim.Optimizer | None], has_parameters: bool, steps: DenseSteps
+    ) -> None:
         self._make = make
         self._has_parameters = has_parameters
+        self.steps: DenseSteps = steps
         self._made: torch.optim.Optimizer | None = None
         self._is_made = False
 
@@ -142,16 +150,20 @@ class Alone(DensePart):
     def step(self) -> None:
         """Step the optimizer."""
         if self.optimizer is not None:
-            self.optimizer.step()
+            self.steps.step(self.optimizer)
 
 
 class AllReduced(Alone):
     """The dense part of each of several workers, whose gradients are summed."""
 
     def __init__(
-        self, make: Callable[[], torch.optim.Optimizer | None], store: Store, parameters: Sequence[nn.Parameter]
+        self,
+        make: Callable[[], torch.optim.Optimizer | None],
+        store: Store,
+        parameters: Sequence[nn.Parameter],
+        steps: DenseSteps,
     ) -> None:
-        super().__init__(make, bool(parameters))
+        super().__init__(make, bool(parameters), steps)
         self._store = store
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._group: GlooGroup | None = None
@@ -289,10 +301,12 @@ class AllReduced(Alone):
 class OnServers(DensePart):
     """The dense part of any number of workers, on the servers, in a table "dense"."""
 
-    def __init__(self, module: nn.Module, store: Store, optimizer: Optimizer) -> None:
+    def __init__(self, module: nn.Module, store: Store, optimizer: Optimizer, clip_norm: float | None) -> None:
         self._module = module
         self._store = store
         self._rule = optimizer
+        self._clip_norm = clip_norm
+        self._share = 1.0  # of the loss
         self._parameters: DenseParameters | None = None
         self._is_newer = False
 
@@ -338,11 +352,14 @@ class OnServers(DensePart):
         self._parameters.pull()
         self._module.zero_grad()
         consistency = self._store.consistency
-        return 1.0 / self._store.num_workers if consistency.is_bulk and not consistency.mean else 1.0
+        self._share = 1.0 / self._store.num_workers if consistency.is_bulk and not consistency.mean else 1.0
+        return self._share
 
     def step(self) -> None:
         """Push the gradients; the tick raises an error."""
         if self._parameters is not None:
+            if self._clip_norm is not None:  # the sum over the workers is then within the bound
+                nn.utils.clip_grad_norm_(self._module.parameters(), self._clip_norm * self._share)
             self._parameters.push()
 
     def refresh(self) -> None:
@@ -360,6 +377,7 @@ def dense_part(
     store: Store,
     optimizer: torch.optim.Optimizer | MakeOptimizer | Optimizer | None,
     dense: DenseSharing,
+    recipe: Recipe,
 ) -> DensePart:
     """Make the dense part of a module; see `shoal.torch.ClickModel`."""
     if dense not in ("allreduce", "servers"):
@@ -369,7 +387,7 @@ def dense_part(
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise ValueError('with dense="servers" the servers step the dense part: pass an optimizer of shoal.optim')
         if parameters:
-            return OnServers(module, store, optimizer or Adam())
+            return OnServers(module, store, _scheduled(optimizer or Adam(), recipe.schedule), recipe.clip_norm)
     elif isinstance(optimizer, Optimizer):
         raise ValueError(
             f'the optimizer of the dense part is {optimizer}, which servers apply: pass dense="servers", or an '
@@ -382,4 +400,18 @@ def dense_part(
         kind = torch.optim.Adam if optimizer is None or isinstance(optimizer, Optimizer) else optimizer
         return kind(parameters) if parameters else None
 
-    return AllReduced(make, store, parameters) if store.num_workers > 1 else Alone(make, bool(parameters))
+    steps = DenseSteps(recipe, parameters)
+    if store.num_workers > 1:
+        return AllReduced(make, store, parameters, steps)
+    return Alone(make, bool(parameters), steps)
+
+
+def _scheduled(optimizer: Optimizer, schedule: Schedule | None) -> Optimizer:
+    """Return an optimizer of servers with a schedule."""
+    if schedule is None:
+        return optimizer
+    if optimizer.schedule not in (None, schedule):
+        raise ValueError(
+            f"the dense part has the schedule {schedule}, and its optimizer {optimizer.schedule}: pass one of them"
+        )
+    return replace(optimizer, schedule=schedule)

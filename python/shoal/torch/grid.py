@@ -27,6 +27,7 @@ from shoal.models.plan import FitInput, Learning, Plan, early_stopping_of
 from shoal.store.local import local
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import ADAM, build, checked, parse
+from shoal.torch.recipe import described, recipe_of
 
 _VARIED = ("model", "tables", "train.optimizer")
 
@@ -109,7 +110,8 @@ class ClickModelGrid(Grid[ClickModel]):
             Itself.
         """
         first, train = self._models[0], self._configs[0].train
-        learning = Learning(negative_rate=train.negative_rate, warm_up=False, seed=train.seed)
+        plateau = recipe_of(described(train)).plateau
+        learning = Learning(negative_rate=train.negative_rate, warm_up=False, seed=train.seed, plateau=plateau)
         plan = Plan.of(learning, train.epochs, train.shuffle, early_stopping_of(train))
         fitting.fit(self._models, FitInput(first.reading(reader), first.reading(valid), plan), progress=progress)
         return self

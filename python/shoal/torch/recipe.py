@@ -1,0 +1,150 @@
+"""The recipe of a dense part: what bounds, schedules and averages the steps that its optimizer makes.
+
+    gradients --clip_norm--> optimizer, with the rate lr x schedule(steps) x plateau --> parameters --ema--> averages
+
+Steps are counted from 0 by the dense part; with the averages they are in its file, so a resumed fit has the same bits.
+The factor of a plateau is a function of the passes that the record of a model has.
+
+Threads: the one that trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from shoal.base.scalars import make_plain
+from shoal.base.settings import check_names
+from shoal.config import FitConfig
+from shoal.models.plan import Plateau
+from shoal.schedules import SCHEDULES, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a click model is trained, besides its optimizers.
+
+    Parameters
+    ----------
+    clip_norm : float, optional
+        Bound of the norm of the gradients of all dense parameters together, as `torch.nn.utils.clip_grad_norm_`.
+        Those of rows are not among them: optimizers of tables have a ``clip_norm`` of their own, for each row.
+    schedule : Schedule, optional
+        Rate of the dense part as a function of its steps, from `shoal.schedules`. Tables have theirs in their
+        optimizers.
+    plateau : Plateau, optional
+        When the rates of the dense part and of the tables fall. Rules without a rate that can change (FTRL, a class of
+        one's own) keep theirs.
+
+    Raises
+    ------
+    ValueError
+        A number is out of range.
+    TypeError
+        ``schedule`` or ``plateau`` is another object.
+    """
+
+    clip_norm: float | None = None
+    schedule: Schedule | None = None
+    plateau: Plateau | None = None
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clip_norm is {self.clip_norm}: pass a number above 0")
+        if not isinstance(self.schedule, Schedule | None):
+            raise TypeError(f"schedule is {self.schedule!r}: pass one such as shoal.schedules.Warmup(1000)")
+        if not isinstance(self.plateau, Plateau | None):
+            raise TypeError(f"plateau is {self.plateau!r}: pass shoal.models.Plateau()")
+
+
+_OF_TRAIN = ("clip_norm", "schedule", "plateau")
+
+
+def described(train: FitConfig) -> dict[str, Any]:
+    """Return the recipe of a configuration as JSON: the argument of `recipe_of`."""
+    found = {name: value for name in _OF_TRAIN if (value := getattr(train, name)) is not None}
+    if "plateau" in found:
+        found["plateau"] = {**found["plateau"], "metric": train.metric, "min_delta": train.min_delta}
+    return found
+
+
+def recipe_of(given: Mapping[str, Any]) -> Recipe:
+    """Make a recipe from settings as those of ``[train]``; their names are checked.
+
+    Raises
+    ------
+    ValueError
+        There is no such setting or kind, or a value is wrong.
+    """
+    settings = dict(given)
+    if "schedule" in settings:
+        settings["schedule"] = _schedule_of(settings["schedule"])
+    if "plateau" in settings:
+        check_names(settings["plateau"], Plateau.__struct_fields__, "[train] plateau")
+        try:
+            settings["plateau"] = msgspec.convert(settings["plateau"], Plateau)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"[train] plateau: {error}") from None
+    return Recipe(**settings)
+
+
+def _schedule_of(given: Mapping[str, Any]) -> Schedule:
+    kinds: dict[str, type[Schedule]] = {one.__name__: one for one in SCHEDULES}
+    settings = dict(given)
+    name = settings.pop("name", None)
+    if name is None:
+        raise ValueError(f"[train] schedule has no name: it is one of {', '.join(kinds)}")
+    check_names([name], kinds, "[train] schedule", "kind")
+    check_names(settings, [one.name for one in fields(kinds[name])], f"[train] schedule {name}")
+    try:
+        return kinds[name](**settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"[train] schedule: {error}") from None
+
+
+class DenseSteps:
+    """The steps of the optimizer of a dense part, made by a recipe."""
+
+    def __init__(self, recipe: Recipe, parameters: Sequence[nn.Parameter]) -> None:
+        self._recipe = recipe
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._steps = 0
+        self._scale, self._plateau = 1.0, recipe.plateau
+
+    def scale_rate(self, scale: float, plateau: Plateau) -> None:
+        """Set the factor of the rate of later steps, by the rule of a plateau."""
+        self._scale, self._plateau = scale, plateau
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make a step with the gradients that the parameters have."""
+        recipe = self._recipe
+        if recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, recipe.clip_norm)
+        if recipe.schedule is not None or self._plateau is not None:
+            self._set_rates(optimizer)
+        optimizer.step()
+        self._steps += 1
+
+    def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the rates, each from the one of the settings, so that no rounding adds up."""
+        schedule, plateau = self._recipe.schedule, self._plateau
+        factor = 1.0 if schedule is None else schedule.at(self._steps)
+        for group in optimizer.param_groups:
+            rate = float(group.setdefault("initial_lr", group["lr"]))
+            scale = 1.0 if plateau is None else plateau.scale_of(rate, self._scale)
+            group["lr"] = rate * factor * scale
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed fit needs, for `torch.save`."""
+        return {"steps": self._steps}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore `state`."""
+        self._steps = int(state["steps"])
