@@ -70,8 +70,19 @@ def test_a_method_of_a_callback_that_nobody_calls_is_refused(name):
 
 
 def test_a_callback_may_have_methods_of_its_own():
-    made = type("Mine", (Callback,), {"summary": lambda self: None, "_on_end": lambda self: None, "only": True})()
+    made = type("Mine", (Callback,), {"summary": lambda self: None, "_on_end": lambda self: None, "only": True})
+    with LogisticRegression() as model, pytest.raises(TypeError, match="Mine has no method that is called: a callback"):
+        model.fit(X, Y, progress=False, callbacks=made())
+    seen = []
+    made.pass_done = lambda self, progress: seen.append(progress.pass_number)
     with LogisticRegression() as model:
+        model.fit(X, Y, progress=False, callbacks=made())
+    assert seen
+
+
+def test_an_object_that_is_called_is_no_callback_with_methods():
+    made = type("Mine", (), {"__call__": lambda self, progress: None, "batch_done": lambda self, progress: None})()
+    with LogisticRegression() as model, pytest.raises(TypeError, match=r"Mine.batch_done is never called: derive Mine"):
         model.fit(X, Y, progress=False, callbacks=made)
 
 

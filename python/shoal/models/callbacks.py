@@ -121,11 +121,14 @@ _METHODS = ("fit_begins", "batch_done", "pass_done", "fit_ends")
 
 
 def _check_methods(callback: Callback) -> None:
-    """Raise TypeError for a method that looks like one of a callback, and that nobody calls."""
+    """Raise TypeError for a method that looks like one of a callback, and that nobody calls, or if there is none."""
+    kind = type(callback).__name__
     for name in dir(callback):
         is_alien = name.startswith("on_") and callable(getattr(callback, name))
         if is_alien or (name not in _METHODS and not name.startswith("_") and nearest(name, _METHODS) is not None):
-            raise TypeError(f"{type(callback).__name__}.{name} is never called: a callback has {', '.join(_METHODS)}")
+            raise TypeError(f"{kind}.{name} is never called: a callback has {', '.join(_METHODS)}")
+    if all(getattr(getattr(callback, name), "__func__", None) is getattr(Callback, name) for name in _METHODS):
+        raise TypeError(f"{kind} has no method that is called: a callback has {', '.join(_METHODS)}")
 
 
 class Callbacks(FitObserver):
@@ -138,6 +141,9 @@ class Callbacks(FitObserver):
                 raise TypeError(f"a callback is {one!r}: pass a function of one argument, or a shoal.models.Callback()")
             if isinstance(one, Callback):
                 _check_methods(one)
+            elif found := [name for name in _METHODS if hasattr(one, name)]:
+                kind = type(one).__name__
+                raise TypeError(f"{kind}.{found[0]} is never called: derive {kind} from shoal.models.Callback")
         self._model = model
         self._listed = [one for one in listed if isinstance(one, Callback)]
         self._begun: list[Callback] = []
