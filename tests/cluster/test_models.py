@@ -275,6 +275,29 @@ def test_workers_with_different_settings_are_all_refused(found, batches):
         assert together(made.address, 2, work) == [sum(len(batch) for batch in batches)] * 2
 
 
+@pytest.mark.parametrize("which", ["whole", "split"])
+def test_workers_that_read_the_same_examples_are_refused(which, tmp_path, batches):
+    path = tmp_path / "train.libsvm"
+    path.write_text("".join(f"{i % 2} {i % 7}:1 {i % 5 + 10}:1\n" for i in range(64)))
+    own = [tmp_path / str(rank) / "train.libsvm" for rank in range(2)]
+    for rank, one in enumerate(own):  # files of one name may be two
+        one.parent.mkdir()
+        one.write_text(f"{rank} 7:1\n" * 32)
+
+    def work(store):
+        reader = shoal.read_libsvm(path, batch_size=8)
+        wrong = reader if which == "whole" else reader.split(0, 3)
+        with shoal.LogisticRegression(store=store) as model:
+            with pytest.raises(ValueError, match="workers 0 and 1 read the same examples: pass each worker its"):
+                model.fit(wrong, progress=False)
+            model.fit(reader.split(store.rank, 2), progress=False)
+            model.fit(shoal.read_libsvm(own[store.rank], batch_size=8), progress=False)
+            return model.examples
+
+    with cluster(2, 1) as made:
+        assert together(made.address, 2, work) == [64 + 64] * 2
+
+
 def test_after_different_settings_a_fit_with_the_same_ones_begins(batches):
     def work(store):
         with shoal.LogisticRegression(store=store) as model:

@@ -47,6 +47,7 @@ from shoal.models.pass_rows import PassRows
 from shoal.models.plan import FitInput, Plan
 from shoal.models.progress_rows import ProgressRows, key
 from shoal.models.shares import Share, divided
+from shoal.models.sources import identity
 from shoal.models.team import START_AGAIN, Team
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class _Hello(msgspec.Struct, frozen=True):
     is_reader: bool
     has_valid: bool
     has_model: bool
+    data: str  # what identifies the data of a reader that is not the worker's split; empty: unknown
     failed: str | None
 
 
@@ -179,7 +181,9 @@ class Progress:
         encoded = msgspec.json.encode(
             settings, enc_hook=lambda one: one.item() if isinstance(one, np.generic) else str(one)
         )
-        hello = _Hello(encoded, split, is_reader, self.any_valid, has_model, None if failed is None else str(failed))
+        data = "" if split == (store.rank, store.num_workers) else identity(given.reader)
+        why = None if failed is None else str(failed)
+        hello = _Hello(encoded, split, is_reader, self.any_valid, has_model, data, why)
         self._rows.put_note(_HELLO, store.rank, msgspec.msgpack.encode(hello), tag=self._tag)
         team.meet(patiently=False)
         said = {rank: its for rank in team.present if (its := self._heard(rank)) is not None}
@@ -435,5 +439,12 @@ def _difference(said: Mapping[int, _Hello]) -> Exception | None:
             return ShoalError(
                 f"worker {first[0]} and worker {rank} do not see the same checkpoint: the directory must be on storage "
                 "that all workers share"
+            )
+    readers: dict[str, int] = {}
+    for rank, its in said.items():
+        if its.data and (other := readers.setdefault(its.data, rank)) != rank:
+            return ValueError(
+                f"workers {other} and {rank} read the same examples: pass each worker its split of the data, "
+                "reader.split(store.rank, store.num_workers)"
             )
     return None
