@@ -458,6 +458,12 @@ class FitConfig(Config, frozen=True, kw_only=True):
         "{ factor = 0.1, patience = 0, min_rate = 1e-6 } (default: none)",
         CTR,
     ] = None
+    loss: Annotated[
+        str | dict[str, Any] | None,
+        'what is minimized: bce, { name = "bce", pos_weight = 3 }, { name = "focal", gamma = 2, alpha = 0.25 }, or a '
+        "function MODULE:FUNCTION (default: bce)",
+        CTR,
+    ] = None
     staleness: Annotated[int, "number of batches by which rows are pulled ahead", CTR, Setting(ge=0)] = 0
     precision: Annotated[
         Literal["float32", "bfloat16"],

@@ -8,7 +8,8 @@ rows of the fit (shoal/models/progress.py). It is replaced atomically (shoal/mod
 killed at any moment and the fit resumed, with bit-identical results. Random numbers, such as those of a dropout, are a
 function of the seed, the pass and the batch's place in it.
 
-The loss is the mean over a batch's examples of weight times log-loss, as in torch, and so are the gradients of tables.
+The loss is the mean over a batch's examples of weight times log-loss (losses.py: or another one), as in torch, and so
+are the gradients of tables.
 With ``precision="bfloat16"`` matrix products of a step are computed in bfloat16, by torch's autocast; rows, dense
 parameters, optimizers, losses and predictions stay in float32.
 
@@ -54,12 +55,13 @@ from shoal.table.table import Table
 from shoal.torch.click_predictor import ClickPredictor
 from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
 from shoal.torch.features import Features
-from shoal.torch.finite import GRADIENT_LIMIT, are_finite, check_finite, largest_value
+from shoal.torch.finite import GRADIENT_LIMIT, are_finite, check_finite, overflow
 from shoal.torch.inputs import Inputs
-from shoal.torch.model import Model, by_task, loss_of_tasks, losses_of
+from shoal.torch.losses import Loss
+from shoal.torch.model import Model, by_task, check_losses, loss_of_tasks, losses_of
 from shoal.torch.models.layers import Lookup, keys_for
 from shoal.torch.pipeline import Pipeline
-from shoal.torch.recipe import Recipe
+from shoal.torch.recipe import Recipe, loss_function, scale_rates
 from shoal.torch.sparse import SparseModule
 from shoal.torch.tower import read_tower
 
@@ -102,7 +104,7 @@ class ClickModel(ClickPredictor):
     seed : int
         Seed of the shuffle and of the sampling of negatives: initial values are drawn when the module is made.
     recipe : Recipe
-        Clipping, schedule and plateau of the learning rates.
+        The loss; clipping, schedule and plateau of the learning rates.
 
     Attributes
     ----------
@@ -141,9 +143,11 @@ class ClickModel(ClickPredictor):
         for name, table in found.items():
             if store.tables.get(name) is not table:
                 raise ValueError(f"table {name!r} is not of this store: pass the store that the module was made with")
-        self._losses = losses_of(self._described)
+        check_losses(self._described)
         self._tables = tuple(found.values())
         self._dense = dense_part(module, store, optimizer, dense, recipe)
+        self._recipe = recipe
+        self._losses: dict[str, Loss] = {}  # those of the tasks, from when a fit begins
         self._has_scaled_rates = False
         self.made_by: dict[str, Any] = {}
         self._staleness = whole("staleness", staleness)
@@ -263,7 +267,7 @@ class ClickModel(ClickPredictor):
         with torch.autocast("cpu", torch.bfloat16, enabled=self._precision == "bfloat16"):
             outputs = by_task(self.module(prepared), self._described)
         if not are_finite(outputs.values()):
-            raise self._overflow("predictions", batch, prepared)
+            raise overflow("predictions", self.examples, prepared, self.features)
         # An invalid label or weight raises an error here, before any change.
         logits = next(iter(outputs.values()))
         loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
@@ -272,19 +276,10 @@ class ClickModel(ClickPredictor):
         mean = self._loss(outputs, prepared, self._labels_of(batch, prepared), weights)
         (mean if scale == 1.0 else mean * scale).backward()  # type: ignore[no-untyped-call]
         if not are_finite((parameter.grad for parameter in self.module.parameters()), GRADIENT_LIMIT):
-            raise self._overflow("gradients of the dense part", batch, prepared)
+            raise overflow("gradients of the dense part", self.examples, prepared, self.features)
         self._dense.step()
         self._record.examples += len(batch)
         return loss
-
-    def _overflow(self, what: str, batch: Batch, prepared: Inputs) -> ValueError:
-        """Return the error of a batch that would make the dense part NaN; the step is not made."""
-        first = self.examples + 1
-        why = largest_value(prepared, self.features) or "no value is large, so the steps are"
-        return ValueError(
-            f"the {what} of a batch are not finite, that of the examples {first:,} to {self.examples + len(batch):,} "
-            f"that this fit learns from: {why}: scale such values to about 1, or use a smaller learning rate"
-        )
 
     def _loss(
         self,
@@ -368,6 +363,7 @@ class ClickModel(ClickPredictor):
     def join(self, team: Team, meeting: bytes) -> None:
         """Begin a fit, or continue one, all workers together: ``meeting`` is from `prepare_to_join`."""
         self._dense.join(team, meeting)
+        self._losses = losses_of(self._described, loss_function(self._recipe))
         if team.leads and (lazy := self.lazy_tables):
             log.warning(
                 "the rows of %s have the learning rate of the dense part, and move only in steps that have their keys: "
@@ -419,10 +415,7 @@ class ClickModel(ClickPredictor):
         rule = plateau or Plateau()
         if self._dense.steps is not None:
             self._dense.steps.scale_rate(scale, rule)
-        for table in (*self._tables, *self._dense.tables):
-            optimizer: Any = table.optimizer
-            if optimizer.has_rate:
-                table.scale_rate(rule.scale_of(optimizer.lr, scale))
+        scale_rates((*self._tables, *self._dense.tables), scale, rule)
         self._has_scaled_rates = scale != 1.0
 
     # ---- saving and restoring ----------------------------------------------------------------------------------------

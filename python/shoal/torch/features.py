@@ -317,10 +317,9 @@ class Features:
     def check_labels(self, schema: Mapping[str, Any]) -> None:
         """Check that a reader by named columns has the labels of all tasks, which data to predict lacks."""
         for name, task in list(self.labels.items())[1:]:
-            if "categorical" in schema and task.column not in (*schema.get("labels", ()), *schema.get("numeric", ())):
-                raise ValueError(
-                    f"the reader has no column {task.column!r}, the labels of {name!r}: pass it labels=[{task.column!r}]"
-                )
+            column = task.column
+            if "categorical" in schema and column not in (*schema.get("labels", ()), *schema.get("numeric", ())):
+                raise ValueError(f"the reader has no column {column!r}, the labels of {name!r}: pass labels=[{column!r}]")
 
     # ---- groups --------------------------------------------------------------------------------------------------
 

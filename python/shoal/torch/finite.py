@@ -41,6 +41,16 @@ def check_finite(module: nn.Module) -> None:
             )
 
 
+def overflow(what: str, examples: int, inputs: Inputs, features: Features | int) -> ValueError:
+    """Return the error of a batch, after so many examples, that would make the dense part NaN: it is not learned."""
+    why = largest_value(inputs, features) or "no value is large, so the steps are"
+    return ValueError(
+        f"the {what} of a batch are not finite, that of the examples {examples + 1:,} to "
+        f"{examples + len(inputs.keys):,} that this fit learns from: {why}: scale such values to about 1, or use a "
+        "smaller learning rate"
+    )
+
+
 def largest_value(inputs: Inputs, features: Features | int) -> str:
     """Describe the largest value of a batch, if it is large enough to make predictions overflow; else nothing."""
     found: list[tuple[float, str]] = []

@@ -10,58 +10,35 @@ Threads: `inputs` is called in a thread that reads ahead, the others in the one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss, poisson_nll_loss
 
 from shoal.data import Batch
 from shoal.torch.features import Features
 from shoal.torch.inputs import Inputs, inputs
-from shoal.torch.task_metrics import OF_NUMBERS, loss_name
-
-Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of outputs, labels and weights: their mean
+from shoal.torch.losses import OF_NUMBERS, Loss, bce, loss_of, name_of
 
 LABEL = "label"  # the name of the only task of a model without named ones
 
 
-def bce(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the mean over examples of weight times log-loss."""
-    return binary_cross_entropy_with_logits(logits, labels, weights)
-
-
-def mse(outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the mean over examples of weight times squared error."""
-    losses = mse_loss(outputs, labels, reduction="none")
-    return (losses if weights is None else losses * weights).mean()
-
-
-def poisson(outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the mean over examples of weight times exp(output) - label * output: outputs are logs of the mean."""
-    losses = poisson_nll_loss(outputs, labels, log_input=True, reduction="none")
-    return (losses if weights is None else losses * weights).mean()
-
-
-LOSSES: dict[str, Loss] = {"bce": bce, "mse": mse, "poisson": poisson}
-
-
-def losses_of(features: Features | None) -> dict[str, Loss]:
-    """Return the loss of each task; the first one is of a label of 0 and 1, which a fit's metrics are of."""
-    labels = {} if features is None else features.labels
-    found: dict[str, Loss] = {}
-    for name, task in labels.items():
-        loss = loss_name(task)
-        if loss not in LOSSES:
-            raise ValueError(f"the loss of label {name!r} is {loss!r}: it is one of {', '.join(LOSSES)}")
-        if not found and loss in OF_NUMBERS:
+def check_losses(features: Features | None) -> None:
+    """Raise ValueError if there is no such loss, or the first label, which a fit's metrics are of, is no 0 or 1."""
+    for number, (name, task) in enumerate({} if features is None else features.labels.items()):
+        if name_of(task.loss) in OF_NUMBERS and number == 0:
             raise ValueError(
                 f"the first label, {name!r}, is a number, and a fit's metrics are of labels 0 and 1: name one of these "
                 "first"
             )
-        found[name] = LOSSES[loss]
-    return found or {LABEL: bce}
+
+
+def losses_of(features: Features | None, first: Loss = bce) -> dict[str, Loss]:
+    """Return the loss of each task; that of the first one is ``first``, unless the task has its own."""
+    tasks = {} if features is None else features.labels
+    found = {name: loss_of(task.loss) for name, task in tasks.items()}
+    own = next(iter(tasks.values())).loss if tasks else "bce"
+    return {**found, next(iter(tasks), LABEL): loss_of(own) if own != "bce" else first}
 
 
 class Model(nn.Module):

@@ -1,4 +1,4 @@
-"""The recipe of a dense part: what bounds, schedules and averages the steps that its optimizer makes.
+"""The recipe of a click model: its loss, and what bounds, schedules and averages the steps of its dense part.
 
     gradients --clip_norm--> optimizer, with the rate lr x schedule(steps) x plateau --> parameters --ema--> averages
 
@@ -11,7 +11,7 @@ Threads: the one that trains.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +24,8 @@ from shoal.base.settings import check_names
 from shoal.config import FitConfig
 from shoal.models.plan import Plateau
 from shoal.schedules import SCHEDULES, Schedule
+from shoal.table.table import Table
+from shoal.torch.losses import OF_NUMBERS, Loss, LossSpec, loss_of, name_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +43,14 @@ class Recipe:
     plateau : Plateau, optional
         When the rates of the dense part and of the tables fall. Rules without a rate that can change (FTRL, a class of
         one's own) keep theirs.
+    loss : str, mapping or callable
+        "bce", "focal" or "mypkg:loss", or its name and settings, as `shoal.torch.losses.loss_of`; or a function of
+        (logits, labels, weights or None) that returns the mean loss.
 
     Raises
     ------
     ValueError
-        A number is out of range.
+        A number is out of range, or there is no such loss.
     TypeError
         ``schedule`` or ``plateau`` is another object.
     """
@@ -53,9 +58,12 @@ class Recipe:
     clip_norm: float | None = None
     schedule: Schedule | None = None
     plateau: Plateau | None = None
+    loss: LossSpec | Loss = "bce"
 
     def __post_init__(self) -> None:
         make_plain(self)
+        if not callable(self.loss) and (name := name_of(self.loss)) in OF_NUMBERS:
+            raise ValueError(f"loss is {name!r}, which is of numbers, and the labels of a click model are 0 or 1")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise ValueError(f"clip_norm is {self.clip_norm}: pass a number above 0")
         if not isinstance(self.schedule, Schedule | None):
@@ -64,7 +72,7 @@ class Recipe:
             raise TypeError(f"plateau is {self.plateau!r}: pass shoal.models.Plateau()")
 
 
-_OF_TRAIN = ("clip_norm", "schedule", "plateau")
+_OF_TRAIN = ("clip_norm", "schedule", "plateau", "loss")
 
 
 def described(train: FitConfig) -> dict[str, Any]:
@@ -107,6 +115,19 @@ def _schedule_of(given: Mapping[str, Any]) -> Schedule:
         return kinds[name](**settings)
     except (TypeError, ValueError) as error:
         raise ValueError(f"[train] schedule: {error}") from None
+
+
+def loss_function(recipe: Recipe) -> Loss:
+    """Return the loss of a recipe; a function of another package is imported."""
+    return recipe.loss if callable(recipe.loss) else loss_of(recipe.loss)
+
+
+def scale_rates(tables: Iterable[Table], scale: float, plateau: Plateau) -> None:
+    """Set the factor of the rates of tables, by the rule of a plateau; those that have none that can change stay."""
+    for table in tables:
+        optimizer: Any = table.optimizer
+        if optimizer.has_rate:
+            table.scale_rate(plateau.scale_of(optimizer.lr, scale))
 
 
 class DenseSteps:

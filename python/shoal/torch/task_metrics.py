@@ -5,7 +5,7 @@ Threads: no state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -16,8 +16,7 @@ from shoal.config import Task
 from shoal.metrics import Metrics
 from shoal.metrics.exact import measure, probabilities, ratio
 from shoal.models.learner import Floats
-
-OF_NUMBERS = ("mse", "poisson")  # losses
+from shoal.torch.losses import OF_NUMBERS, name_of
 
 
 class RegressionMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,16 +50,9 @@ class RegressionMetrics(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def loss_name(task: Task | None) -> str:
-    """Return the name of a task's loss."""
-    if task is None:
-        return "bce"
-    return str(task.loss.get("name", "bce")) if isinstance(task.loss, Mapping) else task.loss
-
-
 def predicted(task: Task | None, outputs: Floats) -> Floats:
     """Return what a task predicts: probabilities of label 1, or means."""
-    name = loss_name(task)
+    name = "bce" if task is None else name_of(task.loss)
     if name in OF_NUMBERS:
         return outputs if name == "mse" else np.exp(outputs)
     return probabilities(outputs)
@@ -76,7 +68,7 @@ def measured(
     weighted = any(one is not None for _, _, one in some)
     ones = [np.ones(len(one), np.float32) if weights is None else weights for one, _, weights in some]
     weights = np.concatenate(ones).astype(np.float64) if weighted else np.ones(len(labels))
-    if loss_name(task) not in OF_NUMBERS:
+    if task is None or name_of(task.loss) not in OF_NUMBERS:
         return measure(labels, outputs, weights if weighted else None)
     means = predicted(task, outputs)
     total = float(weights.sum())
