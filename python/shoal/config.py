@@ -458,6 +458,13 @@ class FitConfig(Config, frozen=True, kw_only=True):
         "{ factor = 0.1, patience = 0, min_rate = 1e-6 } (default: none)",
         CTR,
     ] = None
+    ema: Annotated[
+        float | None,
+        "decay of an exponential moving average of the dense parameters, which predicts and is saved, such as 0.999 "
+        "(default: none)",
+        CTR,
+        Setting(gt=0, le=1),
+    ] = None
     loss: Annotated[
         str | dict[str, Any] | None,
         'what is minimized: bce, { name = "bce", pos_weight = 3 }, { name = "focal", gamma = 2, alpha = 0.25 }, or a '

@@ -121,6 +121,48 @@ def test_the_rate_of_a_step_is_that_of_the_settings_times_schedule_and_plateau()
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
 
 
+def test_parameters_are_averaged_as_by_torch():
+    torch.manual_seed(1)
+    module = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    steps = DenseSteps(Recipe(ema=0.9), list(module.parameters()))
+    expected = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    for _ in range(5):
+        optimizer.zero_grad()
+        module(torch.randn(7, 5)).square().mean().backward()
+        steps.step(optimizer)
+        expected.update_parameters(module)
+        own = [one.detach().clone() for one in module.parameters()]
+        with steps.averaged():
+            for average, its in zip(module.parameters(), expected.module.parameters(), strict=True):
+                assert torch.equal(average, its)
+        assert all(torch.equal(a, b) for a, b in zip(own, module.parameters(), strict=True))
+
+
+def test_averages_predict_and_are_saved_and_the_parameters_learn(clicks, tmp_path):
+    with shoal.local(threads=1) as store:
+        model = made(store, ema=0.9)
+        model.fit(read(clicks), valid=read(clicks, "valid"), progress=False, checkpoint=Checkpointing(tmp_path))
+        valid = model.reading(read(clicks, "valid"))
+        expected, measured = model.decision_function(valid), model.history.passes[-1].valid
+        assert model.evaluate(valid) == measured
+        learned = [one.detach().clone() for one in model.module.parameters()]
+    with shoal.torch.load(tmp_path) as loaded:
+        assert np.array_equal(loaded.decision_function(loaded.reading(read(clicks, "valid"))), expected)
+        averages = list(loaded.module.parameters())
+        assert not any(torch.equal(a, b) for a, b in zip(averages, learned, strict=True))
+    with shoal.local(threads=1) as store:
+        plain = made(store)
+        plain.fit(read(clicks), progress=False)
+        for one, other in zip(learned, plain.module.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_dense_part_on_servers_is_not_averaged():
+    with shoal.local(threads=1) as store, pytest.raises(ValueError, match="no worker makes all steps"):
+        made(store, dense="servers", ema=0.999)
+
+
 # ---- plateaus --------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +244,8 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "clipped and scheduled": ({"clip_norm": CLIPPED, "schedule": SCHEDULE}, {}),
     "plateau": ({"plateau": PLATEAU, "schedule": SCHEDULE}, {}),
     "plateau on servers": ({"plateau": PLATEAU, "schedule": SCHEDULE, "clip_norm": CLIPPED, "dense": "servers"}, {}),
+    "averages": ({"ema": 0.8, "plateau": PLATEAU}, {}),
+    "averages and patience": ({"ema": 0.8}, {"early_stopping": EarlyStopping(4)}),
     "plateau and patience": ({"plateau": {"factor": 0.3}}, {"early_stopping": EarlyStopping(4)}),
 }
 
@@ -276,7 +320,7 @@ def test_two_workers_learn_what_one_does_and_lower_their_rates_together(clicks, 
     train: dict[str, Any] = {"plateau": PLATEAU, "dense": dense}
     optimizers: dict[str, Any] = {"optimizer": {"name": "SGD", "lr": 0.5}}
     if dense == "allreduce":
-        train |= {"clip_norm": 0.1, "schedule": SCHEDULE}
+        train |= {"clip_norm": 0.1, "schedule": SCHEDULE, "ema": 0.9}
 
     def learn(store: shoal.Store) -> tuple[list[float], np.ndarray]:
         model = made(store, **train, **optimizers, tables={"optimizer": {"name": "SGD", "lr": 2.0}})
@@ -301,6 +345,17 @@ def test_two_workers_learn_what_one_does_and_lower_their_rates_together(clicks, 
         np.testing.assert_allclose(its_losses, losses, rtol=2e-5)
         np.testing.assert_allclose(its_parameters, parameters, rtol=2e-4, atol=2e-5)
     assert found[0][1].tobytes() == found[1][1].tobytes()
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
+def test_workers_of_a_fit_have_one_recipe(clicks):
+    def learn(store: shoal.Store) -> None:
+        model = made(store, clip_norm=1.0 + store.rank)
+        with pytest.raises(ValueError, match=r"recipe is .*'clip_norm': '1.0'.* on worker 0 and .*'2.0'"):
+            model.fit(read(clicks).split(store.rank, store.num_workers), progress=False)
+
+    with cluster(1, 1) as servers:
+        together(servers.address, 2, learn)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -346,6 +401,7 @@ def test_gradients_of_a_dense_part_on_servers_are_clipped_by_each_worker_to_its_
         ({"plateau": {"patience": -1}}, "patience of a plateau is -1"),
         ({"plateau": {"min_rate": "low"}}, r"\[train\] plateau: Expected `float`, got `str`"),
         ({"clip_norm": -1.0}, "clip_norm is -1.0: pass a number above 0"),
+        ({"ema": 1.0}, "ema is 1.0: pass a number above 0 and below 1"),
     ],
 )
 def test_what_is_wrong_with_a_recipe_is_told(given, says):

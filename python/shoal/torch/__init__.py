@@ -10,7 +10,7 @@
     click_model.py            a click model that learns from readers; config.py its TOML; grid.py several at once
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
-    recipe.py                 clipping, schedules and plateaus of a dense part; losses.py: what it minimizes
+    recipe.py                 clipping, schedules, plateaus and averages of a dense part; losses.py: what it minimizes
     loader.py                 a reader's batches in the workers of a DataLoader
 
 A module holds no weights: the rows and their optimizer belong to the table. A push is made by ``backward``, not by a

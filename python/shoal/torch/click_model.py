@@ -147,7 +147,7 @@ class ClickModel(ClickPredictor):
         self._tables = tuple(found.values())
         self._dense = dense_part(module, store, optimizer, dense, recipe)
         self._recipe = recipe
-        self._losses: dict[str, Loss] = {}  # those of the tasks, from when a fit begins
+        self._losses: dict[str, Loss] = {}  # those of the tasks, once they are needed
         self._has_scaled_rates = False
         self.made_by: dict[str, Any] = {}
         self._staleness = whole("staleness", staleness)
@@ -288,6 +288,8 @@ class ClickModel(ClickPredictor):
         labels: Mapping[str, torch.Tensor],
         weights: torch.Tensor | None,
     ) -> torch.Tensor:
+        if not self._losses:
+            self._losses = losses_of(self._described, loss_function(self._recipe))
         if isinstance(self.module, Model):
             return self.module.loss(outputs, prepared, labels, weights, self._losses)
         return loss_of_tasks(self._described, outputs, labels, weights, self._losses)
@@ -353,8 +355,8 @@ class ClickModel(ClickPredictor):
 
     @property
     def common_settings(self) -> dict[str, Any]:
-        """Return nothing: tables and dense part are checked when they are made."""
-        return {}
+        """Return the recipe: tables and dense part are checked when they are made."""
+        return {"recipe": self._recipe.common}
 
     def prepare_to_join(self, team: Team) -> bytes:
         """Return what all workers need to `join`: of the leader alone, before any of them does."""
@@ -363,7 +365,6 @@ class ClickModel(ClickPredictor):
     def join(self, team: Team, meeting: bytes) -> None:
         """Begin a fit, or continue one, all workers together: ``meeting`` is from `prepare_to_join`."""
         self._dense.join(team, meeting)
-        self._losses = losses_of(self._described, loss_function(self._recipe))
         if team.leads and (lazy := self.lazy_tables):
             log.warning(
                 "the rows of %s have the learning rate of the dense part, and move only in steps that have their keys: "
@@ -418,6 +419,10 @@ class ClickModel(ClickPredictor):
         scale_rates((*self._tables, *self._dense.tables), scale, rule)
         self._has_scaled_rates = scale != 1.0
 
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Give the module the averages of its parameters, if the recipe has any, within the block."""
+        return contextlib.nullcontext() if self._dense.steps is None else self._dense.steps.averaged()
+
     # ---- saving and restoring ----------------------------------------------------------------------------------------
 
     def save_weights(self, folder: StorageDir) -> None:
@@ -442,20 +447,22 @@ class ClickModel(ClickPredictor):
         self._dense.refresh()
         check_finite(self.module)
         file = io.BytesIO()
-        state = {
-            "module": self.module.state_dict(),
+        state: dict[str, Any] = {
             "optimizer": None if self._dense.optimizer is None else self._dense.optimizer.state_dict(),
             "steps": {} if self._dense.steps is None else self._dense.steps.state(),
         }
         if self._staleness:
             rows = self._pipeline.rows_ahead() if self._pipeline is not None and self._is_alone else []
             state["ahead"] = {"staleness": self._staleness, "rows": rows}
-        torch.save(state, file)
+        with self._averaged():
+            torch.save({"module": self.module.state_dict(), **state}, file)
         return file.getvalue()
 
     def _take_tower(self, state: Mapping[str, Any], *, whole: bool) -> None:
         """Set dense parameters; ``whole``: also their optimizer, and rows pulled ahead."""
         self.module.load_state_dict(state["module"])
+        if self._dense.steps is not None:
+            self._dense.steps.forget_averages()
         if whole:
             self._rows_ahead = state.get("ahead", _FRESH)["rows"] if self._is_alone else []
             if self._dense.optimizer is not None:

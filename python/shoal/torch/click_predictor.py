@@ -5,6 +5,7 @@ Threads: as torch's modules.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,10 @@ class ClickPredictor(SavedPredictor):
     def refresh(self) -> None:
         """Make the module's parameters the newest ones."""
 
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Give the module the averages of its parameters within the block, if it has any."""
+        return contextlib.nullcontext()
+
     def prepare(self, batch: Batch) -> Inputs:
         """Return a batch as `Inputs` of the module."""
         return self.module.inputs(batch) if isinstance(self.module, Model) else inputs(batch, self.features)
@@ -60,7 +65,7 @@ class ClickPredictor(SavedPredictor):
     def _outputs(self, prepared: Inputs) -> dict[str, Floats]:
         """Compute what the module returns, by task."""
         self.module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._averaged():
             outputs = by_task(self.module(prepared), self._described)
         return {name: one.double().numpy() for name, one in outputs.items()}
 

@@ -384,6 +384,11 @@ def dense_part(
         raise ValueError(f"dense is {dense!r}: pass 'allreduce' or 'servers'")
     parameters = list(module.parameters())
     if dense == "servers":
+        if recipe.ema is not None:
+            raise ValueError(
+                f'ema is {recipe.ema}, and with dense="servers" no worker makes all steps that it would average: pass '
+                'dense="allreduce", or leave it out'
+            )
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise ValueError('with dense="servers" the servers step the dense part: pass an optimizer of shoal.optim')
         if parameters:

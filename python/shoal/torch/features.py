@@ -319,7 +319,9 @@ class Features:
         for name, task in list(self.labels.items())[1:]:
             column = task.column
             if "categorical" in schema and column not in (*schema.get("labels", ()), *schema.get("numeric", ())):
-                raise ValueError(f"the reader has no column {column!r}, the labels of {name!r}: pass labels=[{column!r}]")
+                raise ValueError(
+                    f"the reader has no column {column!r}, the labels of {name!r}: pass labels=[{column!r}]"
+                )
 
     # ---- groups --------------------------------------------------------------------------------------------------
 

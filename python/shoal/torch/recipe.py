@@ -10,8 +10,9 @@ Threads: the one that trains.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -43,6 +44,10 @@ class Recipe:
     plateau : Plateau, optional
         When the rates of the dense part and of the tables fall. Rules without a rate that can change (FTRL, a class of
         one's own) keep theirs.
+    ema : float, optional
+        Decay of an exponential moving average of the dense parameters, such as 0.999: after each step an average is
+        ``ema`` times itself plus ``1 - ema`` times the parameter. The averages predict, are measured and saved. Rows
+        of tables are not averaged.
     loss : str, mapping or callable
         "bce", "focal" or "mypkg:loss", or its name and settings, as `shoal.torch.losses.loss_of`; or a function of
         (logits, labels, weights or None) that returns the mean loss.
@@ -58,6 +63,7 @@ class Recipe:
     clip_norm: float | None = None
     schedule: Schedule | None = None
     plateau: Plateau | None = None
+    ema: float | None = None
     loss: LossSpec | Loss = "bce"
 
     def __post_init__(self) -> None:
@@ -66,13 +72,21 @@ class Recipe:
             raise ValueError(f"loss is {name!r}, which is of numbers, and the labels of a click model are 0 or 1")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise ValueError(f"clip_norm is {self.clip_norm}: pass a number above 0")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema is {self.ema}: pass a number above 0 and below 1, such as 0.999")
         if not isinstance(self.schedule, Schedule | None):
             raise TypeError(f"schedule is {self.schedule!r}: pass one such as shoal.schedules.Warmup(1000)")
         if not isinstance(self.plateau, Plateau | None):
             raise TypeError(f"plateau is {self.plateau!r}: pass shoal.models.Plateau()")
 
+    @property
+    def common(self) -> dict[str, str]:
+        """What all workers of a fit need to have in common, by name; a plateau is compared with the plan."""
+        loss = getattr(self.loss, "__qualname__", type(self.loss).__name__) if callable(self.loss) else repr(self.loss)
+        return {name: repr(getattr(self, name)) for name in ("clip_norm", "schedule", "ema")} | {"loss": loss}
 
-_OF_TRAIN = ("clip_norm", "schedule", "plateau", "loss")
+
+_OF_TRAIN = ("clip_norm", "schedule", "plateau", "ema", "loss")
 
 
 def described(train: FitConfig) -> dict[str, Any]:
@@ -138,6 +152,7 @@ class DenseSteps:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._steps = 0
         self._scale, self._plateau = 1.0, recipe.plateau
+        self._averages: list[torch.Tensor] = []  # of the parameters, once there is a step
 
     def scale_rate(self, scale: float, plateau: Plateau) -> None:
         """Set the factor of the rate of later steps, by the rule of a plateau."""
@@ -152,6 +167,26 @@ class DenseSteps:
             self._set_rates(optimizer)
         optimizer.step()
         self._steps += 1
+        if recipe.ema is not None:
+            own = [parameter.detach() for parameter in self._parameters]
+            if self._averages:
+                torch._foreach_lerp_(self._averages, own, 1 - recipe.ema)
+            else:
+                self._averages = [one.clone() for one in own]
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Give the parameters their averages, if there are any, within the block."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        if self._averages:
+            for parameter, average in zip(self._parameters, self._averages, strict=True):
+                parameter.data, average.data = average.data, parameter.data
 
     def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the rates, each from the one of the settings, so that no rounding adds up."""
@@ -163,9 +198,20 @@ class DenseSteps:
             group["lr"] = rate * factor * scale
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed fit needs, for `torch.save`."""
-        return {"steps": self._steps}
+        """Return what a resumed fit needs besides the averages, for `torch.save`: tensors are not copied."""
+        own = [parameter.detach() for parameter in self._parameters] if self._averages else []
+        return {"steps": self._steps, "parameters": own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`."""
+        """Restore `state`; the parameters are the averages now."""
+        self.forget_averages()
         self._steps = int(state["steps"])
+        if state["parameters"]:
+            self._averages = [parameter.detach().clone() for parameter in self._parameters]
+            with torch.no_grad():
+                for parameter, its in zip(self._parameters, state["parameters"], strict=True):
+                    parameter.copy_(its)
+
+    def forget_averages(self) -> None:
+        """Average from the next step on: the parameters are those of a model now."""
+        self._averages = []
