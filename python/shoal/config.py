@@ -491,6 +491,7 @@ class TableSettings(Config, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["float32", "float16", "bfloat16"] | None, "storage type of rows (default: float32)", CTR
     ] = None
+    frozen: Annotated[bool, "keep the rows as they are, while the rest of the model learns", CTR] = False
     admit: Annotated[
         str | None,
         "admission: create the row of a key after N occurrences (count:N, bloom:N:CAPACITY), or at each with "

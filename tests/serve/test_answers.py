@@ -160,7 +160,7 @@ output = "{tmp_path / "m"}"
 def _refuses_rows_alone(folder, part):
     """Check that no delta has new rows of the model `m` beside the older `part` of the export `e`."""
     (rows,) = (folder / "m").glob("checkpoint-*")
-    message = f"has a model with a {part}, which new rows do not match: save the model and export its directory"
+    message = f"has a model with a {part}, which new rows do not match: call model.export, or save the model and export"
     with shoal.local() as store:
         store.load(rows)
         with pytest.raises(ValueError, match=message):

@@ -212,7 +212,10 @@ def train_ctr(options: TrainOptions) -> Answer:
 
             return fitted_grid(config, grid, data, fit, lambda one: grid.configs[grid.settings.index(one)])
     with open_store(options) as store:
-        return fitted(config, build(config, store), data)
+        model = build(config, store)
+        if options.init_from is not None:
+            model.init_from(options.init_from)
+        return fitted(config, model, data)
 
 
 def open_config_reader(config: TrainConfig, files: Any) -> Reader:

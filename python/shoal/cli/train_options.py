@@ -6,7 +6,7 @@ from typing import Annotated
 
 from shoal.base.settings import Setting
 from shoal.cli.options import Imports
-from shoal.config import LogFormat, TrainConfig
+from shoal.config import Dir, LogFormat, TrainConfig
 
 
 class TrainOptions(TrainConfig, frozen=True, kw_only=True):
@@ -18,6 +18,11 @@ class TrainOptions(TrainConfig, frozen=True, kw_only=True):
         "grown, or further files follow them, since it started",
         Setting(metavar="appended", const=True, in_file=False),
     ] = False
+    init_from: Annotated[
+        Dir | None,
+        "begin with the weights of a model of the same architecture, and the state of optimizers that are the same",
+        Setting(models=("ctr",), in_file=False),
+    ] = None
     import_: Annotated[Imports, Setting(models=("ctr",))] = ()
     overwrite: Annotated[bool, "replace an existing model", Setting(in_file=False)] = False
     progress: Annotated[

@@ -270,8 +270,9 @@ def _model_of(
             parts.append("calibration")
         if parts:
             raise ValueError(
-                f"{since} has a model with a {' and a '.join(parts)}, which new rows do not match: save the model and "
-                f"export its directory (shoal export MODEL --output {storage_dir} --since {since})"
+                f"{since} has a model with a {' and a '.join(parts)}, which new rows do not match: call "
+                f"model.export, or save the model and export its directory (shoal export MODEL --output {storage_dir} "
+                f"--since {since})"
             )
     names = {spec.name for spec in specs}
     if model is not None and (left_out := [name for name in base.tables if name not in names]):

@@ -52,6 +52,7 @@ from shoal.models.logistic import LogisticRegression
 from shoal.models.model import Model
 from shoal.models.multiclass import MulticlassRegression
 from shoal.models.plan import EarlyStopping, Plan, Plateau
+from shoal.models.publishing import PublishDelta
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
@@ -75,6 +76,7 @@ __all__ = [
     "Plan",
     "Plateau",
     "Point",
+    "PublishDelta",
     "SolverResult",
     "exported",
     "load",

@@ -127,14 +127,21 @@ class SavedModel(SavedPredictor):
         ticks, as in ``if store.rank == 0``.
         """
         where = open_dir(directory, storage_options)
-        described = self._model_file(
+        described = self._described_with(fit_state)
+        files.save(where, described, self._store, list(self._tables), overwrite=overwrite, names=names)
+        return where.location
+
+    def described(self) -> tuple[files.ModelFile, dict[str, bytes]]:
+        """Return the description of the model for an export."""
+        return self._described_with(None), {}
+
+    def _described_with(self, fit_state: FitState | None) -> files.ModelFile:
+        return self._model_file(
             bias=self._has_bias,
             normalized=self._is_normalized,
             fit_state=fit_state,
             multiclass=self.class_settings or None,
         )
-        files.save(where, described, self._store, list(self._tables), overwrite=overwrite, names=names)
-        return where.location
 
     def restore(
         self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None

@@ -5,15 +5,19 @@ StoreOwner: the base of classes over a store, which may own it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from shoal.base.dtypes import Dtype
 from shoal.models import files
 from shoal.models.history import Record
 from shoal.models.learner import FitState
 from shoal.models.plan import Learning
 from shoal.models.predictor import Predictor, read_calibration
+from shoal.storage.base import StoragePath
 from shoal.store.base import Store
+from shoal.store.files import Exported, ModelParts
 from shoal.table.table import Table
 
 
@@ -55,6 +59,77 @@ class SavedPredictor(StoreOwner, Predictor):
         Predictor.__init__(self)
         self._tables: tuple[Table, ...] = ()
         self._learning = learning
+
+    @property
+    def store(self) -> Store:
+        """The store of the tables."""
+        return self._store
+
+    def described(self) -> tuple[files.ModelFile, dict[str, bytes]]:
+        """Return the description of the model for an export, and the files beside its rows by name."""
+        raise NotImplementedError
+
+    def export(
+        self,
+        directory: StoragePath,
+        *,
+        dtype: Dtype | Mapping[str, Dtype] | None = None,
+        since: StoragePath | None = None,
+        track: bool = False,
+        version: int | None = None,
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Exported:
+        """Write what predicts with the model: rows, dense part and calibration of one moment, as ``shoal serve`` reads.
+
+        Parameters
+        ----------
+        directory : path or URL
+            Created if missing; an export there is replaced only with ``overwrite``.
+        dtype : numpy.dtype or its name, or dict of them by table, optional
+            How weights are stored: see `shoal.Store.export`.
+        since : path or URL, optional
+            An earlier export of this model: write a delta, which has the rows that have changed since it, and the dense
+            part and calibration of now.
+        track : bool
+            Whether a local store records changes from now on: a delta of this export then reads only these.
+        version : int, optional
+            The export's number; default: the next one.
+        overwrite : bool
+        storage_options : mapping, optional
+            Options of the file system of URLs.
+
+        Returns
+        -------
+        shoal.export.Exported
+            Rows, bytes and rounding errors of each table.
+
+        Raises
+        ------
+        ValueError
+            The model has not learned from anything yet; the store has several workers; ``since`` is of other tables; or
+            as `shoal.Store.export`. Nothing was written.
+        """
+        store = self._store
+        if store.num_workers > 1:
+            raise ValueError(
+                "the rows of a cluster of several workers are not of one moment while they train: save the model, and "
+                "export its directory (shoal export MODEL --output DIR --since OLDER)"
+            )
+        self.check_fitted()
+        store.flush()
+        described, parts = self.described()
+        return store.export(
+            directory,
+            dtype=dtype,
+            since=since,
+            track=track,
+            tables=[table.name for table in self._tables],
+            version=version,
+            overwrite=overwrite,
+            model=ModelParts(files.describe(described), parts),
+            storage_options=storage_options,
+        )
 
     def _model_file(
         self,

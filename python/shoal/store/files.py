@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from shoal.base.dtypes import Dtype, dtype_name
 from shoal.base.fit_rows import is_progress
@@ -20,7 +20,7 @@ from shoal.checkpoint.format import Chain, ChainEntry
 from shoal.checkpoint.read import read_chain
 from shoal.checkpoint.write import SnapshotSet, check_apart, check_target, write_checkpoint
 from shoal.errors import ClusterChangedError
-from shoal.export import Exported
+from shoal.export import Exported as Exported
 from shoal.export.cache import Cache
 from shoal.export.write import ExportTables, TableSource, UnsynchronizedTables, write_export
 from shoal.storage.base import StorageDir, StoragePath
@@ -33,6 +33,13 @@ from shoal.table.table import Table
 
 _REPEAT_SECONDS = 300.0  # in which a save is repeated while slots move
 _PAUSE_SECONDS = 0.5
+
+
+class ModelParts(NamedTuple):
+    """What an export has of a model besides its tables."""
+
+    description: dict[str, Any]
+    files: dict[str, bytes]
 
 
 class StoreFiles(ABC):
@@ -85,7 +92,7 @@ class StoreFiles(ABC):
 
     @contextmanager
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[ExportTables]:
-        """Open tables for an export, which reads them slot by slot."""
+        """Open tables for an export, which reads them slot by slot; ``track``: record changes from now on."""
         sources = [TableSource(table.spec, len(table), table.reader.read_slot) for table in tables]
         yield UnsynchronizedTables(sources, self._slots)
 
@@ -271,6 +278,7 @@ class StoreFiles(ABC):
         overwrite: bool = False,
         progress: bool = False,
         cache: str | os.PathLike[str] | None = None,
+        model: ModelParts | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Exported:
         """Write the weights of all tables, or of some, for processes that only read: :func:`shoal.export.open`.
@@ -289,7 +297,7 @@ class StoreFiles(ABC):
         since : path or URL, optional
             Another export of the same tables: write a delta, which has only the changes since it and is read
             together with it. The base must stay where it is. If it has a model, the delta has all of its tables; a
-            model with a dense part or a calibration is saved and exported with ``shoal export`` instead.
+            model with a dense part or a calibration is exported by its own method ``export`` instead.
         track : bool
             Whether a local store records changes from now on, as it does after an export with ``since``: a
             delta of this export then reads only the changed rows; any other reads every row. The results are equal.
@@ -304,6 +312,8 @@ class StoreFiles(ABC):
             Whether to show a progress bar.
         cache : path, optional
             Local directory for a copy of ``since`` if that is a URL: see :func:`shoal.export.open`.
+        model : ModelParts, optional
+            What predicts with the tables, of this moment: models have it, see their method ``export``.
         storage_options : mapping, optional
             Options of the file system of URLs, such as ``{"endpoint_url": ...}``.
 
@@ -348,6 +358,8 @@ class StoreFiles(ABC):
                 since=None if since is None else open_dir(since, storage_options),
                 version=version,
                 overwrite=overwrite,
+                model=None if model is None else model.description,
+                extras=None if model is None else model.files,
                 threads=self.threads,
                 progress=progress,
                 cache=Cache(cache),

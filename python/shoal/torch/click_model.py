@@ -26,11 +26,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import io
 import logging
 import struct
 from collections.abc import Callable, Generator, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
 
 import torch
@@ -39,29 +37,25 @@ from torch import nn
 from shoal.base.scalars import whole
 from shoal.data import Batch, Reader
 from shoal.metrics import StreamMetrics
-from shoal.models import files, fitting, preprocessing
+from shoal.metrics.exact import ratio
+from shoal.models import fitting, preprocessing
 from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fitting import OfCallbacks
-from shoal.models.history import History, Record
-from shoal.models.learner import FitState
 from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan, Plateau
-from shoal.models.predictor import read_calibration
 from shoal.models.team import Team, Tolerance
 from shoal.optim import Adam, AdamW, Optimizer
-from shoal.storage.base import StorageDir, StoragePath
-from shoal.storage.open import open_dir
 from shoal.store.base import Store
 from shoal.table.table import Table
-from shoal.torch.click_predictor import ClickPredictor
 from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
 from shoal.torch.features import Features
-from shoal.torch.finite import GRADIENT_LIMIT, are_finite, check_finite, overflow
+from shoal.torch.finite import GRADIENT_LIMIT, are_finite, overflow
 from shoal.torch.inputs import Inputs
 from shoal.torch.losses import Loss
 from shoal.torch.model import Model, by_task, check_losses, loss_of_tasks, losses_of
 from shoal.torch.models.layers import Lookup, keys_for
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.recipe import Recipe, loss_function, scale_rates
+from shoal.torch.saved_click_model import SavedClickModel
 from shoal.torch.sparse import SparseModule
 from shoal.torch.tower import read_tower
 
@@ -69,12 +63,11 @@ Precision = Literal["float32", "bfloat16"]
 
 log = logging.getLogger(__name__)
 
-_FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
+
 _PLAIN = Recipe()
-_TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
 
 
-class ClickModel(ClickPredictor):
+class ClickModel(SavedClickModel):
     """A click model: a torch module over tables of a store, with methods to train, predict, evaluate, save and load.
 
     Parameters
@@ -118,8 +111,6 @@ class ClickModel(ClickPredictor):
         one, or ``staleness`` is above 0 and the module's lookups are not known before it is called: it has no
         `shoal.torch.models.Lookup`.
     """
-
-    kind = files.CLICK
 
     def __init__(
         self,
@@ -176,11 +167,6 @@ class ClickModel(ClickPredictor):
     def name(self) -> str:
         """The name of the first table; "click" of a module without one."""
         return self._tables[0].name if self._tables else "click"
-
-    @property
-    def store(self) -> Store:
-        """The store of the tables."""
-        return self._store
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -293,6 +279,33 @@ class ClickModel(ClickPredictor):
         if isinstance(self.module, Model):
             return self.module.loss(outputs, prepared, labels, weights, self._losses)
         return loss_of_tasks(self._described, outputs, labels, weights, self._losses)
+
+    def partial_fit(self, data: Batch) -> float:
+        """Predict a batch, then learn from it, as one step. Ends a clock of the store.
+
+        Parameters
+        ----------
+        data : Batch
+            With fields, if the features are `Features`: from ``reader.with_fields()``.
+
+        Returns
+        -------
+        float
+            Mean loss of the batch before it was learned from, in nats, by weight; NaN of an empty batch.
+
+        Raises
+        ------
+        ValueError
+            The store has several workers, which make their steps together, in `fit`; or the batch does not fit.
+        """
+        if self._store.num_workers > 1:
+            raise ValueError("click models of several workers step together: call fit")
+        preprocessing.check_batch(data)
+        prepared = self.prepare(data)
+        self.begin_batch(0, (0, 0, self.examples))
+        loss = self.learn(data, prepared, self.accumulator())
+        self._store.tick()
+        return ratio(loss, float(len(data)) if data.weights is None else float(data.weights.astype(float).sum()))
 
     def fit(
         self,
@@ -422,146 +435,6 @@ class ClickModel(ClickPredictor):
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         """Give the module the averages of its parameters, if the recipe has any, within the block."""
         return contextlib.nullcontext() if self._dense.steps is None else self._dense.steps.averaged()
-
-    # ---- saving and restoring ----------------------------------------------------------------------------------------
-
-    def save_weights(self, folder: StorageDir) -> None:
-        """Write tables and tower into a new folder, without waiting for the disk."""
-        self._store.flush()
-        tables = (*self._tables, *self._dense.tables)
-        self._store.save(folder, tables=[table.name for table in tables], durable=False)
-        with folder.create(_TOWER, durable=False) as file:
-            file.write(self._tower())
-
-    def restore_weights(self, folder: StorageDir) -> None:
-        """Restore the weights that `save_weights` wrote."""
-        self._store.load(folder)
-        self._take_tower(read_tower(folder.read(_TOWER), folder.address(_TOWER)), whole=False)
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether the file of the dense part has the rows pulled ahead: those of several workers are pulled anew."""
-        return self._store.num_workers == 1
-
-    def _tower(self) -> bytes:
-        self._dense.refresh()
-        check_finite(self.module)
-        file = io.BytesIO()
-        state: dict[str, Any] = {
-            "optimizer": None if self._dense.optimizer is None else self._dense.optimizer.state_dict(),
-            "steps": {} if self._dense.steps is None else self._dense.steps.state(),
-        }
-        if self._staleness:
-            rows = self._pipeline.rows_ahead() if self._pipeline is not None and self._is_alone else []
-            state["ahead"] = {"staleness": self._staleness, "rows": rows}
-        with self._averaged():
-            torch.save({"module": self.module.state_dict(), **state}, file)
-        return file.getvalue()
-
-    def _take_tower(self, state: Mapping[str, Any], *, whole: bool) -> None:
-        """Set dense parameters; ``whole``: also their optimizer, and rows pulled ahead."""
-        self.module.load_state_dict(state["module"])
-        if self._dense.steps is not None:
-            self._dense.steps.forget_averages()
-        if whole:
-            self._rows_ahead = state.get("ahead", _FRESH)["rows"] if self._is_alone else []
-            if self._dense.optimizer is not None:
-                self._dense.optimizer.load_state_dict(state["optimizer"])
-            if self._dense.steps is not None:
-                self._dense.steps.set_state(state["steps"])
-
-    def save(
-        self,
-        directory: StoragePath,
-        *,
-        overwrite: bool = False,
-        fit_state: FitState | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> Path | str:
-        """Write the model; an interrupted save leaves the earlier model unchanged.
-
-        Parameters
-        ----------
-        directory : path or URL
-            Made if it does not exist. A URL such as ``"s3://bucket/model"`` needs fsspec (extra: fsspec).
-        overwrite : bool
-            Whether to replace an existing model.
-        fit_state : FitState, optional
-            Of an unfinished fit; `restore` returns it.
-        storage_options : mapping, optional
-            Options of the file system of a URL: see `shoal.Store.save`.
-
-        Returns
-        -------
-        Path or str
-            The directory, or its URL.
-
-        Raises
-        ------
-        ValueError
-            There is a model and ``overwrite`` is False, there are other files, or the module has no table. Or a dense
-            parameter is NaN or infinite: an earlier model stays.
-        SaveConflictError
-            Another process has written there since this save began. Its files stay.
-        StorageError
-            A file cannot be written: the message names it. The earlier model stays.
-        """
-        if not self._tables:
-            raise ValueError("this module has no table of a store, and shoal saves tables: save it with torch.save")
-        self._store.flush()
-        described = self._model_file(bias=False, fit_state=fit_state, click=self.made_by)
-        where = open_dir(directory, storage_options)
-        # The optimizer's state of a dense part on servers is needed to continue the fit, not to predict.
-        tables = [*self._tables, *(self._dense.tables if fit_state is not None else ())]
-        files.save(where, described, self._store, tables, overwrite=overwrite, tower=self._tower())
-        return where.location
-
-    def restore(
-        self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None
-    ) -> FitState | None:
-        """Replace this model by one that `save` wrote: rows, dense parameters, the record.
-
-        Parameters
-        ----------
-        directory : path or URL
-        resume : bool
-            Whether to restore the dense parameters' optimizer too.
-        storage_options : mapping, optional
-            Options of the file system of a URL: see `shoal.Store.save`.
-
-        Returns
-        -------
-        FitState or None
-            The state of its fit; None: it has finished.
-
-        Raises
-        ------
-        CorruptionError
-            A file is missing, cut short or changed.
-        ValueError
-            A table there has another description than this module's, or ``resume`` finds a fit of another staleness.
-        """
-        where = open_dir(directory, storage_options)
-        described = files.read(where)
-        tower = read_tower(files.read_tower(where, described), where.address(described.tower or ""))
-        before = tower.get("ahead", _FRESH)["staleness"]
-        if resume and before != self._staleness:
-            raise ValueError(
-                f"the fit was begun with staleness={before}, now it is {self._staleness}: pass the same to resume"
-            )
-        self._store.load(where.child(described.checkpoint))
-        self._take_tower(tower, whole=resume)
-        if not resume:
-            self._dense.loaded()
-        self._remember(described, where)
-        return described.fit_state
-
-    def take_exported(self, description: Mapping[str, Any], tower: bytes | None) -> None:
-        """Set the record of a model whose rows are in the tables already, and its dense parameters if ``tower`` is."""
-        if tower is not None:
-            self._take_tower(read_tower(tower, "tower.pt"), whole=False)
-        self._calibration = read_calibration(description["calibration"], "the export")
-        self._record = Record(History(), description["examples"], description["format"], description["schema"])
 
 
 def _keys_of(lookup: Lookup, table: nn.Module, prepared: tuple[Batch, Inputs]) -> torch.Tensor:

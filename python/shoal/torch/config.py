@@ -324,6 +324,7 @@ def _make_module(made_by: Mapping[str, Any], store: Store) -> Model:
         store,
         **given,
         init=usual.init or Normal(0.01, seed=seed),
+        frozen=usual.frozen,
         linear_optimizer=None if rules.linear_optimizer is None else _optimizer(rules.linear_optimizer, "[tables]"),
         rules={
             table: _rule(_table_settings(table, rule), f"[tables.rules.{table}]", seed=seed)
@@ -339,6 +340,7 @@ def load(
     directory: StoragePath,
     *,
     store: Store | None = None,
+    resume: bool = False,
     imports: Iterable[str] = (),
     storage_options: Mapping[str, Any] | None = None,
 ) -> ClickModel:
@@ -349,6 +351,8 @@ def load(
     directory : path or URL
     store : Store, optional
         The store of the tables; default: a new local store, closed by the model's `close`.
+    resume : bool
+        Whether to restore the optimizer of the dense part too, to train the model further as without a break.
     imports : iterable of str
         Packages whose code a model of your own may be made of: see `shoal.torch.Model`. They are allowed in this
         process from now on.
@@ -383,7 +387,7 @@ def load(
         check_module(functools.partial(_make_module, described.click), tower, where.address(described.tower or ""))
         with torch.random.fork_rng(devices=[]), described_by(where.address(files.MODEL_FILE)):
             model = build(described.click, target)
-        model.restore(where)
+        model.restore(where, resume=resume)
     except BaseException:
         if store is None:
             target.close()
@@ -419,6 +423,7 @@ def _rule(settings: TableSettings, where: str = "[tables]", *, seed: int = 0) ->
         dtype=settings.dtype,
         admit=None if settings.admit is None else parse_admission(settings.admit),
         expire=None if settings.expire is None else tuple(map(parse_expiry, settings.expire)),
+        frozen=settings.frozen,
     )
 
 

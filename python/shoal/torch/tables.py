@@ -30,6 +30,8 @@ class TableRule:
         Which keys get a row.
     expire : tuple of Expiry or None
         Which rows are dropped; empty: none.
+    frozen : bool
+        Whether rows stay as they are.
     """
 
     optimizer: Optimizer | None = None
@@ -37,6 +39,7 @@ class TableRule:
     dtype: str | None = None
     admit: Admission | None = None
     expire: tuple[Expiry, ...] | None = None
+    frozen: bool = False
 
 
 def tables(
@@ -48,6 +51,7 @@ def tables(
     linear_optimizer: Optimizer | None = None,
     admit: Admission | None = None,
     expire: Expiry | Iterable[Expiry] | None = None,
+    frozen: bool = False,
     rules: Mapping[str, TableRule] | None = None,
     prefix: str = "",
     seed: int = 0,
@@ -69,6 +73,8 @@ def tables(
         Which keys get a row; see `shoal.Store.table`.
     expire : Expiry or iterable of Expiry, optional
         Which rows a sweep drops; see `shoal.Store.table`.
+    frozen : bool
+        Whether rows stay as they are, while the rest of a model learns.
     rules : mapping of str to TableRule, optional
         Settings that differ for a table: by its name in the model ("linear", "embedding", of one field "embedding-3"),
         or by the name without the number.
@@ -108,6 +114,6 @@ def tables(
             admit=rule.admit or admit,
             expire=usual_expiry if rule.expire is None else rule.expire,
         )
-        return Embedding(table)
+        return Embedding(table).requires_grad_(not (rule.frozen or frozen))
 
     return make
