@@ -414,7 +414,8 @@ class FitConfig(Config, frozen=True, kw_only=True):
     ] = None
     min_delta: Annotated[float, "smallest change that counts as an improvement", Setting(ge=0, metavar="D")] = 0.0
     metric: Annotated[
-        Literal["logloss", "auc", "accuracy"], "metric that patience compares; accuracy is of several classes"
+        Literal["logloss", "auc", "gauc", "accuracy"],
+        "metric that patience and plateau compare; gauc is of click models with a group, accuracy of several classes",
     ] = "logloss"
     calibrate: Annotated[
         Literal["isotonic", "platt"] | None,

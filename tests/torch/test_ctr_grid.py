@@ -100,6 +100,8 @@ def test_each_model_of_a_grid_has_the_bits_of_one_that_is_trained_alone(clicks):
         best = grid.results()[0]
         assert best.valid.logloss == min(result.valid.logloss for result in grid.results())
         assert grid.best("auc") is grid.results("auc")[0].model
+        with pytest.raises(ValueError, match="metric is 'gauc', which is of validation data with groups"):
+            grid.results("gauc")
 
 
 def test_a_grid_varies_the_architecture_and_leaves_torchs_random_numbers_alone(clicks):

@@ -225,6 +225,47 @@ def test_rates_of_dense_part_and_tables_fall_together_and_come_back(clicks, dens
         assert scaled[0] == ("embedding", 1.0)
 
 
+def test_a_fit_stops_and_lowers_rates_by_gauc(clicks):
+    how = {"valid": read(clicks, "valid"), "epochs": 12, "progress": False}
+    with shoal.local(threads=1) as store:
+        model = made(store, plateau={"factor": 0.9}, metric="gauc")
+        model.fit(read(clicks), **how, early_stopping=EarlyStopping(2, metric="gauc"))
+        found = [one.grouped.gauc for one in model.history.passes]
+        assert len(found) < 12
+        assert model.history.best_pass == int(np.argmax(found)) + 1 == len(found) - 2
+        assert [one.valid.auc for one in model.history.passes] != found
+        assert model.history.fits[-1].plan.plateau == Plateau(factor=0.9, metric="gauc")
+
+
+def test_a_grid_has_a_recipe_and_is_compared_by_gauc(clicks):
+    raw = {
+        "data": {"format": "csv", "data": [], "label": "click", "categorical": ["user", "ad"], "group": "user"},
+        "model": {"name": "deepfm", "dim": 4, "hidden": [8]},
+        "train": {"epochs": 3, "plateau": PLATEAU, "metric": "gauc", "clip_norm": CLIPPED},
+        "tables": {"optimizer": {"name": "Adagrad", "lr": 0.6}},
+    }
+    with shoal.torch.ClickModelGrid(raw, {"model.dim": [2, 4]}) as grid:
+        grid.fit(read(clicks), valid=read(clicks, "valid"), progress=False)
+        for model, config in zip(grid.models, grid.configs, strict=True):
+            with shoal.local() as store, DRAWING:
+                alone = build(config, store)
+                alone.fit(read(clicks), valid=read(clicks, "valid"), epochs=3, progress=False)
+                assert bits(alone) == bits(model)
+        results = grid.results("gauc")
+        assert results[0].grouped.gauc > results[1].grouped.gauc
+
+
+def test_gauc_needs_groups(clicks):
+    raw = {"data": {"format": "csv", "data": ["unused"], "label": "click", "categorical": ["user"]}}
+    with pytest.raises(ValueError, match=r"\[train\] metric is gauc, and \[data\] names no group"):
+        parse({**raw, "model": {"name": "lr"}, "train": {"metric": "gauc"}})
+    with (
+        shoal.models.LogisticRegression() as model,
+        pytest.raises(ValueError, match="metric is 'gauc', and nothing names the groups"),
+    ):
+        model.fit(read(clicks), valid=read(clicks, "valid"), early_stopping=EarlyStopping(1, metric="gauc"))
+
+
 class Fails(Callback):
     """A callback that raises after some calls: as good as a kill, since nothing is tidied up."""
 

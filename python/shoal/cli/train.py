@@ -241,6 +241,8 @@ def _how(options: TrainOptions, settings: FTRLConfig, *, is_exact: bool) -> dict
     """
     from shoal.lifecycle import parse_admission, parse_expiry
 
+    if options.train.metric == "gauc":
+        raise ValueError("--metric gauc is of click models with a group: pass --metric logloss or auc")
     normalized = settings.normalized
     if normalized is None:
         normalized = bool(options.data.numeric) and is_exact and options.cluster.filters is None

@@ -20,10 +20,10 @@ import msgspec
 
 from shoal.base.scalars import plain
 from shoal.data import Batch
-from shoal.metrics import Metrics
+from shoal.metrics import GroupedAUC, Metrics
 from shoal.models import fitting
 from shoal.models.logistic import LogisticRegression
-from shoal.models.plan import EarlyStopping, FitInput, Learning, Metric, Plan
+from shoal.models.plan import EarlyStopping, FitInput, Learning, Metric, Plan, gain_of
 from shoal.models.predictor import Predictor
 from shoal.optim import FTRL, Optimizer
 from shoal.store.base import Store
@@ -45,12 +45,15 @@ class GridResult(msgspec.Struct, Generic[M], frozen=True, kw_only=True):
         Of the first pass, each batch predicted before it was learned from.
     valid : Metrics or None
         Of the validation data after the pass whose weights the model has.
+    grouped : GroupedAUC or None
+        Of the same data, if they have groups.
     """
 
     settings: dict[str, Any]
     model: M
     progressive: Metrics
     valid: Metrics | None
+    grouped: GroupedAUC | None = None
 
     @property
     def measured(self) -> Metrics:
@@ -103,8 +106,8 @@ class Grid(Generic[M]):
 
         Parameters
         ----------
-        metric : {"logloss", "auc"}
-            Of the validation data if `fit` had some, else progressive.
+        metric : {"logloss", "auc", "gauc"}
+            Of the validation data if `fit` had some, else progressive; "gauc" of validation data with groups.
 
         Returns
         -------
@@ -113,16 +116,18 @@ class Grid(Generic[M]):
         Raises
         ------
         ValueError
-            The grid was not fitted yet.
+            The grid was not fitted yet, or nothing has a GAUC.
         """
-        if metric not in ("logloss", "auc"):
-            raise ValueError(f"metric is {metric!r}: pass 'logloss' or 'auc'")
+        if metric not in ("logloss", "auc", "gauc"):
+            raise ValueError(f"metric is {metric!r}: pass 'logloss', 'auc' or, with groups, 'gauc'")
         if any(not model.history.passes for model in self._models):
             raise ValueError("this grid is not fitted yet: call fit")
         results = [_result(given, model) for given, model in zip(self.settings, self._models, strict=True)]
+        if metric == "gauc" and any(one.grouped is None for one in results):
+            raise ValueError("metric is 'gauc', which is of validation data with groups: pass 'logloss' or 'auc'")
 
         def order(result: GridResult[M]) -> tuple[bool, float]:
-            value = result.measured.logloss if metric == "logloss" else -result.measured.auc
+            value = -gain_of(metric, result.measured, result.grouped)
             return math.isnan(value), value
 
         return sorted(results, key=order)  # stable: equal results stay in the order of the grid
@@ -234,7 +239,8 @@ class LogisticRegressionGrid(Grid[LogisticRegression]):
 def _result(settings: dict[str, Any], model: M) -> GridResult[M]:
     history = model.history
     kept = history.passes[-1] if history.best_pass is None else history.passes[history.best_pass - 1]
-    return GridResult(settings=settings, model=model, progressive=history.passes[0].metrics, valid=kept.valid)
+    progressive = history.passes[0].metrics
+    return GridResult(settings=settings, model=model, progressive=progressive, valid=kept.valid, grouped=kept.grouped)
 
 
 def _check_values(grid: Mapping[str, Sequence[Any]]) -> None:

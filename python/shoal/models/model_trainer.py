@@ -255,7 +255,7 @@ class ModelTrainer:
         passes[-1] = structs.replace(passes[-1], valid=found.metrics, curves=found.curves, grouped=found.grouped)
         if self._plan.patience is None:
             return
-        gain, best = gain_of(self._plan.metric, found.metrics), self.model.record.best
+        gain, best = gain_of(self._plan.metric, found.metrics, found.grouped), self.model.record.best
         if best.gain is None or gain > best.gain + self._plan.min_delta:
             self.model.record.best = Best(gain=gain, number=self._number, examples=self.model.examples)
             if not last:  # otherwise the model has the best weights already
@@ -274,8 +274,8 @@ class ModelTrainer:
         plateau = self._plan.plateau
         if plateau is None or not record.fits:
             return 1.0
-        measured = [one.valid for one in record.passes if one.number >= record.fits[-1].first_pass]
-        return plateau.scale(gain_of(plateau.metric, valid) for valid in measured if valid is not None)
+        done = [one for one in record.passes if one.number >= record.fits[-1].first_pass]
+        return plateau.scale(gain_of(plateau.metric, one.valid, one.grouped) for one in done if one.valid is not None)
 
     def _scale_rates(self, scale: float) -> None:
         if scale == self._scale:

@@ -180,8 +180,8 @@ class MulticlassRegression(Model):
 
     def check_plan(self, plan: Plan) -> None:
         """Raise ValueError if a plan has a setting that this kind of model does not support."""
-        if plan.metric == "auc":
-            raise ValueError("metric is 'auc', which is of two classes: pass 'logloss' or 'accuracy'")
+        for metric in plan.metrics & {"auc", "gauc"}:
+            raise ValueError(f"metric is {metric!r}, which is of two classes: pass 'logloss' or 'accuracy'")
 
     def accumulator(self) -> StreamMetrics:
         """Return an empty accumulator for the metrics of a pass."""

@@ -21,10 +21,10 @@ from shoal.base.scalars import make_plain, whole
 from shoal.config import FitConfig
 from shoal.data import Batch, Reader
 from shoal.data.rebatch import Cursor
-from shoal.metrics import Metrics
+from shoal.metrics import GroupedAUC, Metrics
 from shoal.models import preprocessing
 
-Metric = Literal["logloss", "auc", "accuracy"]
+Metric = Literal["logloss", "auc", "gauc", "accuracy"]
 
 # Sampling numbers the examples of each pass from a multiple of this: a pass has fewer examples.
 _PASS_BITS = 40
@@ -38,8 +38,8 @@ class EarlyStopping:
     ----------
     patience : int
         Passes in a row without improvement on ``valid`` after which the fit ends.
-    metric : {"logloss", "auc", "accuracy"}
-        "auc" is of two classes, "accuracy" of several.
+    metric : {"logloss", "auc", "gauc", "accuracy"}
+        "auc" is of two classes, "gauc" of data with groups, "accuracy" of several classes.
     min_delta : float
         The smallest change of ``metric`` that counts as an improvement.
 
@@ -62,7 +62,9 @@ class EarlyStopping:
         if not self.min_delta >= 0.0:
             raise ValueError(f"min_delta is {self.min_delta}: pass 0 or more")
         if self.metric not in get_args(Metric):
-            raise ValueError(f"metric is {self.metric!r}: pass 'logloss' or 'auc', of several classes 'accuracy'")
+            raise ValueError(
+                f"metric is {self.metric!r}: pass 'logloss' or 'auc', with groups 'gauc', of several classes 'accuracy'"
+            )
 
 
 class Plateau(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +228,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in names}
 
     @property
+    def metrics(self) -> set[Metric]:
+        """The metrics of validation data that the fit depends on."""
+        stops: set[Metric] = set() if self.patience is None else {self.metric}
+        return stops if self.plateau is None else stops | {self.plateau.metric}
+
+    @property
     def shuffles(self) -> bool:
         """Whether the order of examples changes."""
         return bool(preprocessing.shuffle_buffer(self.shuffle))
@@ -287,7 +295,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         buffer = preprocessing.shuffle_buffer(self.shuffle)
         passes = f"{self.epochs:,}"
         if self.patience is not None:
-            named = {"logloss": "log-loss", "auc": "AUC"}.get(self.metric, self.metric)
+            named = {"logloss": "log-loss", "auc": "AUC", "gauc": "GAUC"}.get(self.metric, self.metric)
             step = f" of more than {self.min_delta:g}" if self.min_delta else ""
             passes += f" at most, stopping after {self.patience:,} without progress{step} in held-out {named}"
         plateau = self.plateau
@@ -315,9 +323,12 @@ class FitInput(NamedTuple):
     plan: Plan
 
 
-def gain_of(metric: Metric, metrics: Metrics) -> float:
+def gain_of(metric: Metric, metrics: Metrics, grouped: GroupedAUC | None) -> float:
     """Return the quantity that early stopping maximizes."""
-    found = -metrics.logloss if metric == "logloss" else getattr(metrics, metric)
+    if metric == "gauc":
+        found = None if grouped is None else grouped.gauc
+    else:
+        found = -metrics.logloss if metric == "logloss" else getattr(metrics, metric)
     assert found is not None, "learners refuse plans with a metric that they do not have"
     return float(found)
 

@@ -135,8 +135,15 @@ class Predictor(ABC):
 
     def check_plan(self, plan: Plan) -> None:
         """Raise ValueError if a plan has a setting that this kind of model does not support."""
-        if plan.metric == "accuracy":
+        if "accuracy" in plan.metrics:
             raise ValueError("metric is 'accuracy', which is of several classes: pass 'logloss' or 'auc'")
+        if "gauc" in plan.metrics and not self.is_grouped:
+            raise ValueError("metric is 'gauc', and nothing names the groups of examples: pass 'logloss' or 'auc'")
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether examples have groups."""
+        return False
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
         """Return None: the features of a batch define no groups."""

@@ -427,14 +427,13 @@ class ClickModel(SavedClickModel):
         if plateau is None and not self._has_scaled_rates:
             return
         rule = plateau or Plateau()
-        if self._dense.steps is not None:
-            self._dense.steps.scale_rate(scale, rule)
+        self._dense.steps.scale_rate(scale, rule)
         scale_rates((*self._tables, *self._dense.tables), scale, rule)
         self._has_scaled_rates = scale != 1.0
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         """Give the module the averages of its parameters, if the recipe has any, within the block."""
-        return contextlib.nullcontext() if self._dense.steps is None else self._dense.steps.averaged()
+        return self._dense.steps.averaged()
 
 
 def _keys_of(lookup: Lookup, table: nn.Module, prepared: tuple[Batch, Inputs]) -> torch.Tensor:

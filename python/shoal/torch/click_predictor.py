@@ -136,9 +136,12 @@ class ClickPredictor(SavedPredictor):
 
     def groups(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
         """Return the group of each example, if the fields name one."""
-        if isinstance(self.features, int) or self.features.group is None:
-            return None
-        return self.features.groups(batch)
+        return self.features.groups(batch) if isinstance(self.features, Features) and self.is_grouped else None
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the features name the group of an example."""
+        return self._described is not None and self._described.group is not None
 
     def has_groups(self, groups: npt.NDArray[np.uint64]) -> bool:
         """Whether any of the examples has a group; ``groups`` as from `groups`."""

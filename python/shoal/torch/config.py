@@ -206,6 +206,8 @@ def checked(config: Run) -> Run:
     else:
         _check_dense(optimizer)
     recipe_of(described_recipe(config.train))
+    if config.train.metric == "gauc" and data.group is None:
+        raise ValueError("[train] metric is gauc, and [data] names no group: name a field, such as that of the user")
     return config
 
 

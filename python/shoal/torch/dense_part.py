@@ -53,7 +53,7 @@ _STEP_SECONDS = 600.0  # for all of them to come to a step: each reads and compu
 class DensePart:
     """The dense parameters of a model while it learns; by default no step needs the other workers."""
 
-    steps: DenseSteps | None = None  # of this worker's optimizer, if it has one
+    steps: DenseSteps  # of this worker's optimizer, if it has one
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -119,7 +119,7 @@ class Alone(DensePart):
     ) -> None:
         self._make = make
         self._has_parameters = has_parameters
-        self.steps: DenseSteps = steps
+        self.steps = steps
         self._made: torch.optim.Optimizer | None = None
         self._is_made = False
 
@@ -306,6 +306,7 @@ class OnServers(DensePart):
         self._store = store
         self._rule = optimizer
         self._clip_norm = clip_norm
+        self.steps = DenseSteps(Recipe(), [])
         self._share = 1.0  # of the loss
         self._parameters: DenseParameters | None = None
         self._is_newer = False

@@ -76,7 +76,7 @@ class SavedClickModel(ClickPredictor):
         file = io.BytesIO()
         state: dict[str, Any] = {
             "optimizer": None if self._dense.optimizer is None else self._dense.optimizer.state_dict(),
-            "steps": {} if self._dense.steps is None else self._dense.steps.state(),
+            "steps": self._dense.steps.state(),
         }
         if self._staleness:
             rows = self._pipeline.rows_ahead() if self._pipeline is not None and self._is_alone else []
@@ -88,14 +88,12 @@ class SavedClickModel(ClickPredictor):
     def _take_tower(self, state: Mapping[str, Any], *, whole: bool) -> None:
         """Set dense parameters; ``whole``: also their optimizer, and rows pulled ahead."""
         self.module.load_state_dict(state["module"])
-        if self._dense.steps is not None:
-            self._dense.steps.forget_averages()
+        self._dense.steps.forget_averages()
         if whole:
             self._rows_ahead = state.get("ahead", _FRESH)["rows"] if self._is_alone else []
             if self._dense.optimizer is not None:
                 self._dense.optimizer.load_state_dict(state["optimizer"])
-            if self._dense.steps is not None:
-                self._dense.steps.set_state(state["steps"])
+            self._dense.steps.set_state(state["steps"])
 
     def save(
         self,
