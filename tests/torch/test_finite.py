@@ -13,7 +13,8 @@ from shoal.data import Batch  # noqa: E402
 from shoal.models import Checkpointing  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.features import Features  # noqa: E402
-from shoal.torch.finite import are_finite, check_finite  # noqa: E402
+from shoal.torch.finite import are_finite, check_finite, overflow  # noqa: E402
+from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import DeepFM  # noqa: E402
 from shoal.torch.tables import tables  # noqa: E402
 
@@ -100,11 +101,42 @@ def test_numbers_that_are_not_floating_are_not_checked():
         check_finite(counts)
 
 
+@pytest.mark.parametrize("dense", ["allreduce", "servers"])
+def test_a_row_that_overflows_is_named_with_its_key_and_table_and_the_checkpoint_stays(tmp_path, dense):
+    data = log(tmp_path / "good.csv")
+
+    class Grows(shoal.models.Callback):
+        def batch_done(self, progress):
+            if progress.examples == 256:
+                store.tables["embedding"].assign(np.array([site]), np.full((1, 4), 3e38, np.float32))
+
+    with shoal.local() as store:
+        model = ClickModel(module(store), store=store, dense=dense)
+        site = model.prepare(next(iter(model.reading(data)))).keys.numpy().view(np.uint64)[2, 0]
+        with pytest.raises(ValueError, match="not finite") as error:
+            model.fit(data, checkpoint=Checkpointing(tmp_path / "m", every=2), callbacks=[Grows()], progress=False)
+    row = f"a weight of the row of key {site} of feature 'site' in table 'embedding' is 3e+38: use a smaller"
+    assert "examples 257 to 320" in str(error.value)
+    assert row in str(error.value)
+    assert all(torch.isfinite(one).all() for one in tower(tmp_path / "m").values() if torch.is_tensor(one))
+
+
+def test_the_row_of_an_item_of_a_history_is_named_too():
+    features = Features(["item", {"name": "seen", "type": "sequence", "share": "item"}])
+    seen = Items(torch.tensor([5, 7, 5]), torch.tensor([0, 2, 3]))
+    given = Inputs(torch.tensor([[1], [2]]), sequences={"seen": seen})
+    with shoal.local() as store:
+        table = store.table("embedding", dim=2)
+        table.assign(np.array([7], np.uint64), np.full((1, 2), -1e30, np.float32))
+        said = str(overflow("predictions", 0, given, features, [table]))
+    assert "a weight of the row of key 7 of feature 'seen' in table 'embedding' is 1e+30" in said
+
+
 def test_the_largest_weight_of_a_feature_is_named_too(tmp_path):
     with shoal.local() as store:
         torch.manual_seed(5)
         model = ClickModel(DeepFM(tables(store), 2, dim=4, hidden=(8,)), store=store)
         values = np.array([1, 1, 1, 3e38], np.float32)
         batch = Batch(np.array([0, 1], np.float32), np.array([0, 2, 4]), np.array([1, 2, 1, 2], np.uint64), values)
-        with pytest.raises(ValueError, match=r"examples 1 to 2 .* field 1 is 3e\+38 in its example 1"):
+        with pytest.raises(ValueError, match=r"examples 1 to 2 .* field 1 is 3e\+38 in its example 1, by key 2:"):
             model.learn(batch, model.prepare(batch), model.accumulator())

@@ -253,7 +253,7 @@ class ClickModel(SavedClickModel):
         with torch.autocast("cpu", torch.bfloat16, enabled=self._precision == "bfloat16"):
             outputs = by_task(self.module(prepared), self._described)
         if not are_finite(outputs.values()):
-            raise overflow("predictions", self.examples, prepared, self.features)
+            raise overflow("predictions", self.examples, prepared, self.features, self._tables)
         # An invalid label or weight raises an error here, before any change.
         logits = next(iter(outputs.values()))
         loss = seen.update(batch.labels, logits.detach().double().numpy(), batch.weights)
@@ -262,7 +262,7 @@ class ClickModel(SavedClickModel):
         mean = self._loss(outputs, prepared, self._labels_of(batch, prepared), weights)
         (mean if scale == 1.0 else mean * scale).backward()  # type: ignore[no-untyped-call]
         if not are_finite((parameter.grad for parameter in self.module.parameters()), GRADIENT_LIMIT):
-            raise overflow("gradients of the dense part", self.examples, prepared, self.features)
+            raise overflow("gradients of the dense part", self.examples, prepared, self.features, self._tables)
         self._dense.step()
         self._record.examples += len(batch)
         return loss

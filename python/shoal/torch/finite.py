@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
+from shoal.table.table import Table
 from shoal.torch.features import Features
 from shoal.torch.inputs import Inputs, Items
 
@@ -41,14 +44,46 @@ def check_finite(module: nn.Module) -> None:
             )
 
 
-def overflow(what: str, examples: int, inputs: Inputs, features: Features | int) -> ValueError:
+def overflow(
+    what: str, examples: int, inputs: Inputs, features: Features | int, tables: Iterable[Table] = ()
+) -> ValueError:
     """Return the error of a batch, after so many examples, that would make the dense part NaN: it is not learned."""
-    why = largest_value(inputs, features) or "no value is large, so the steps are"
+    remedy = "scale such values to about 1, or use a smaller learning rate"
+    why = largest_value(inputs, features)
+    if not why and (why := _largest_row(inputs, features, tables)):
+        remedy = "use a smaller learning rate of the table, or bound its steps by clip_norm or weight_decay"
     return ValueError(
         f"the {what} of a batch are not finite, that of the examples {examples + 1:,} to "
-        f"{examples + len(inputs.keys):,} that this fit learns from: {why}: scale such values to about 1, or use a "
-        "smaller learning rate"
+        f"{examples + len(inputs.keys):,} that this fit learns from: "
+        f"{why or 'no value is large, so the steps are'}: {remedy}"
     )
+
+
+def _largest_row(inputs: Inputs, features: Features | int, tables: Iterable[Table]) -> str:
+    """Describe the row of a batch's keys with the largest weight, if that makes predictions overflow; else nothing."""
+    names = _fixed_names(features)
+    owners = [(int(key), name) for column, name in enumerate(names) for key in _unique(inputs.keys[:, column])]
+    for name, items in {**inputs.lists, **inputs.sequences}.items():
+        its = (items.keys, *items.side.values())
+        owners += [(int(key), f"feature {name!r}") for keys in its for key in _unique(keys)]
+    keys = np.array([key for key, _ in owners], np.uint64)
+    found = [(np.abs(table.pull(keys)).reshape(len(keys), -1).max(axis=1), table.name) for table in tables if len(keys)]
+    sizes, table_name = max(found, key=lambda one: float(one[0].max()), default=(np.zeros(1), ""))
+    place = int(sizes.argmax())
+    if not sizes[place] > _LARGE:
+        return ""
+    key, name = owners[place]
+    return f"a weight of the row of key {key} of {name} in table {table_name!r} is {sizes[place]:.4g}"
+
+
+def _unique(keys: torch.Tensor) -> npt.NDArray[np.uint64]:
+    return np.unique(keys.numpy().view(np.uint64))
+
+
+def _fixed_names(features: Features | int) -> list[str]:
+    if isinstance(features, int):
+        return [f"field {number}" for number in range(features)]
+    return [f"feature {one.name!r}" for one in features.fixed]
 
 
 def largest_value(inputs: Inputs, features: Features | int) -> str:
@@ -58,17 +93,16 @@ def largest_value(inputs: Inputs, features: Features | int) -> str:
         sizes = torch.nan_to_num(values.detach().abs(), nan=float("inf"))
         example, column = divmod(int(sizes.argmax()), values.shape[1])
         value = float(values[example, column])
-        found.append((float(sizes.max()), f"{names[column]} is {value:.4g} in its example {example}"))
+        of_key = f", by key {int(inputs.keys[example, column]) % 2**64}" if values is inputs.values else ""
+        found.append((float(sizes.max()), f"{names[column]} is {value:.4g} in its example {example}{of_key}"))
     size, text = max(found, default=(0.0, ""))
     return text if size > _LARGE else ""
 
 
 def _valued(inputs: Inputs, features: Features | int) -> Iterator[tuple[torch.Tensor, list[str]]]:
-    if isinstance(features, int):
-        pairs = [(inputs.values, [f"field {number}" for number in range(features)])]
-    else:
-        dense = [f"feature {one.name!r}" for one in features.dense for _ in range(one.size or 1)]
-        pairs = [(inputs.values, [f"feature {one.name!r}" for one in features.fixed]), (inputs.dense, dense)]
+    pairs = [(inputs.values, _fixed_names(features))]
+    if not isinstance(features, int):
+        pairs.append((inputs.dense, [f"feature {one.name!r}" for one in features.dense for _ in range(one.size or 1)]))
     pairs += [
         (_of_items(items, values), [f"feature {name!r}"])
         for name, items in {**inputs.lists, **inputs.sequences}.items()
