@@ -323,12 +323,25 @@ def test_eval_mode_and_no_grad_push_nothing(store, name, rng):
         with torch.inference_mode():
             assert not module(keys).requires_grad
         module.eval()
-        out = module(keys)
-        assert not out.requires_grad
-        (out * torch.ones(1, requires_grad=True)).sum().backward()
+        factor = torch.ones(1, requires_grad=True)
+        loss = (module(keys) * factor).sum()
+        with pytest.raises(RuntimeError, match=f"the rows of table '{re.escape(name)}' would not learn: forward was"):
+            loss.backward(retain_graph=True)
+        (grad,) = torch.autograd.grad(loss, factor, retain_graph=True)  # which does not reach the rows
+        assert grad == loss
         module.train()
+        with pytest.raises(RuntimeError, match="would not learn"):  # it was read in eval mode
+            loss.backward()
         assert module(keys).requires_grad
     assert not moved(store, table, rows).any()
+
+
+def test_in_eval_mode_nothing_is_added_up_for_an_accumulated_step(local, name):
+    table = local.table(name, dim=1)
+    for module in (shoal.torch.Embedding(table), shoal.torch.EmbeddingBag(table)):
+        with shoal.torch.accumulate(module.eval()), pytest.raises(RuntimeError, match="would not learn"):
+            module(keys_of([[0, 1]])).sum().backward()
+    assert table.stats().step == 0
 
 
 def test_weights_of_the_rows_get_their_gradient_in_eval_mode_too(local, name, rng):
@@ -336,6 +349,13 @@ def test_weights_of_the_rows_get_their_gradient_in_eval_mode_too(local, name, rn
     table = filled(local, name, rows)
     bag = shoal.torch.EmbeddingBag(table).eval()
     values = torch.ones((1, 2), requires_grad=True)
+    loss = bag(keys_of([[0, 1]]), per_sample_weights=values).sum()
+    (grad,) = torch.autograd.grad(loss, values, retain_graph=True)  # which does not reach the rows
+    np.testing.assert_array_equal(grad.numpy(), [rows[:2].sum(axis=1)])
+    with pytest.raises(RuntimeError, match="would not learn"):
+        loss.backward()
+    values.grad = None
+    bag.requires_grad_(False)
     bag(keys_of([[0, 1]]), per_sample_weights=values).sum().backward()
     np.testing.assert_array_equal(values.grad.numpy(), [rows[:2].sum(axis=1)])
     assert table.stats().step == 0
@@ -444,20 +464,6 @@ def test_frozen_rows_do_not_learn_and_the_rest_does(local, name, kind):
     module.requires_grad_()
     tower(module(keys_of([[0, 1]]))).sum().backward()
     assert table.stats().step == 1
-
-
-def test_rows_that_do_not_learn_in_eval_mode_are_warned_of_once(local, name, caplog):
-    embedding = shoal.torch.Embedding(local.table(name, dim=1)).eval()
-    with torch.no_grad():
-        embedding(keys_of([0]))
-    embedding.requires_grad_(False)
-    embedding(keys_of([0]))
-    assert not caplog.records
-    embedding.requires_grad_()
-    for _ in range(2):
-        embedding(keys_of([0]))
-    (record,) = caplog.records
-    assert "do not learn: their module is in eval mode, and gradients are recorded" in record.getMessage()
 
 
 def test_what_was_accumulated_is_dropped_if_the_block_raises(local, name):
@@ -812,7 +818,10 @@ def test_a_compiled_model_is_the_same_without_graph_breaks(store, name, backend)
                 seen.append(call(*given_keys, values).numpy())
         store.flush()
         model.eval()
-        seen.append(call(*given_keys, values).detach().numpy())
+        out = call(*given_keys, values.detach().requires_grad_())
+        with pytest.raises(RuntimeError, match="would not learn: forward was called in eval mode"):
+            out.sum().backward()
+        seen.append(out.detach().numpy())
         tables = [module.table for module in (model.deep, model.wide, model.tags)]
         assert [table.stats().step for table in tables] == [3, 3, 3]
         runs.append(seen + [table.pull(np.arange(20, dtype=np.uint64)) for table in tables])

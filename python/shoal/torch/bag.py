@@ -127,8 +127,10 @@ class EmbeddingBag(SparseModule):
     def finish(self, lookup: PendingLookup, bags: Bags) -> Tensor:
         """Wait for the rows and pool them: the second half of forward."""
         values = bags.values
-        if self.pushes or (values is not None and values.requires_grad and torch.is_grad_enabled()):
-            anchor = self.anchor if self.pushes else None
+        if self.records or (values is not None and values.requires_grad and torch.is_grad_enabled()):
+            anchor = self.anchor if self.records else None
+            if anchor is not None and not self.training:
+                anchor = _Unlearned.apply(anchor, self)  # type: ignore[no-untyped-call]
             out: Tensor = _Pool.apply(anchor, values, self, lookup, bags)  # type: ignore[no-untyped-call]
             return out
         return self.pool(lookup, bags)[0]
@@ -215,6 +217,19 @@ class EmbeddingBag(SparseModule):
         return slopes
 
 
+class _Unlearned(torch.autograd.Function):
+    """The anchor of rows that were read in eval mode: reached by a backward, unless that is for the values alone."""
+
+    @staticmethod
+    def forward(ctx, anchor: Tensor, module: EmbeddingBag) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.module = module
+        return anchor.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> None:  # type: ignore[no-untyped-def]
+        ctx.module.raise_unlearned()
+
+
 class _Pool(torch.autograd.Function):
     """`EmbeddingBag.pool`, with the push as its backward."""
 
@@ -222,7 +237,8 @@ class _Pool(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, anchor: Tensor | None, values: Tensor | None, module: EmbeddingBag, lookup: PendingLookup, bags: Bags
     ) -> Tensor:
-        out, pooled = module.pool(lookup, bags, keep=ctx.needs_input_grad[1], pushes=anchor is not None)
+        pushes = anchor is not None and module.training
+        out, pooled = module.pool(lookup, bags, keep=ctx.needs_input_grad[1], pushes=pushes)
         ctx.module, ctx.pooled = module, pooled
         ctx.save_for_backward(values)
         return out

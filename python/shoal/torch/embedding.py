@@ -28,9 +28,9 @@ class Embedding(SparseModule):
     -----
     All 64-bit keys are valid; an unseen key reads its initial row, and its row is created by the push. Backward sums
     the gradients of each key in order of occurrence, in float64 rounded once, and pushes the sums as one step of the
-    table's optimizer, in training mode only and not after ``requires_grad_(False)``. The next forward or
-    ``store.flush()`` raises the error of a failed push. The output is float32, also under autocast, as that of
-    ``nn.Embedding``. docs/torch.md has the details.
+    table's optimizer, unless the rows are frozen by ``requires_grad_(False)``; of a forward in eval mode it raises
+    RuntimeError. The next forward or ``store.flush()`` raises the error of a failed push. The output is float32, also
+    under autocast, as that of ``nn.Embedding``. docs/torch.md has the details.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class Embedding(SparseModule):
 
     def finish(self, lookup: PendingLookup, shape: Shape) -> Tensor:
         """Wait for the rows and expand them to one for each key: the second half of forward."""
-        if self.pushes:
+        if self.records:
             rows: Tensor = _Rows.apply(self.anchor, self, lookup, shape)  # type: ignore[no-untyped-call]
             return rows
         return self.expand(lookup, shape)
@@ -98,10 +98,12 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, anchor: Tensor, module: Embedding, lookup: PendingLookup, shape: Shape) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.module, ctx.lookup = module, lookup
+        ctx.module, ctx.lookup, ctx.learns = module, lookup, module.training
         return module.expand(lookup, shape)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[no-untyped-def]
+        if not ctx.learns:
+            ctx.module.raise_unlearned()
         ctx.module.push_per_key(ctx.lookup, grad)
         return None, None, None, None

@@ -36,8 +36,12 @@ class Module(Protocol):
         """Floats in a row."""
 
     @property
+    def records(self) -> bool:
+        """Whether a backward of what forward returns now would reach the rows."""
+
+    @property
     def pushes(self) -> bool:
-        """Whether a backward of what forward returns now would push."""
+        """Whether it would push."""
 
 
 class BagModule(Module, Protocol):
@@ -100,7 +104,7 @@ def _empty() -> Tensor:
 def embed(module: Module, keys: Tensor) -> Tensor:
     """Call an `Embedding` under the compiler."""
     pushes = module.pushes
-    anchor = module.anchor if pushes else module.anchor.detach()
+    anchor = module.anchor if module.records else module.anchor.detach()
     rows: Tensor = _embed(keys, anchor, module.number, module.dim, pushes)[0]
     return rows
 
@@ -119,7 +123,10 @@ def _(keys: Tensor, anchor: Tensor, module: int, dim: int, pushes: bool) -> tupl
 
 @torch.library.custom_op("shoal::embed_push", mutates_args=(), device_types="cpu")
 def _embed_push(grad: Tensor, lookup: Tensor, module: int) -> Tensor:
-    _module(module).push_per_key(_saved_value(lookup), grad)
+    called, saved = _module(module), _saved_value(lookup)
+    if saved is None:
+        called.raise_unlearned()
+    called.push_per_key(saved, grad)
     return _empty()
 
 
@@ -147,7 +154,7 @@ _embed.register_autograd(_embed_backward, setup_context=_embed_context)
 def pool(module: BagModule, keys: Tensor, offsets: Tensor | None, values: Tensor | None) -> Tensor:
     """Call an `EmbeddingBag` under the compiler."""
     pushes = module.pushes
-    anchor = module.anchor if pushes else module.anchor.detach()
+    anchor = module.anchor if module.records else module.anchor.detach()
     last = module.include_last_offset
     out: Tensor = _pool(keys, offsets, values, anchor, module.number, module.dim, last, pushes)[0]
     return out
@@ -186,13 +193,18 @@ def _(
 
 
 @torch.library.custom_op("shoal::pool_push", mutates_args=(), device_types="cpu")
-def _pool_push(grad: Tensor, values: Tensor | None, lookup: Tensor, module: int) -> tuple[Tensor, Tensor]:
-    slopes = _module(module).push_pooled(_saved_value(lookup), values, grad)
+def _pool_push(
+    grad: Tensor, values: Tensor | None, lookup: Tensor, module: int, records: bool
+) -> tuple[Tensor, Tensor]:
+    called, saved = _module(module), _saved_value(lookup)
+    if records and not saved.pushes:
+        called.raise_unlearned()
+    slopes = called.push_pooled(saved, values, grad)
     return _empty(), _empty() if slopes is None else slopes
 
 
 @_pool_push.register_fake
-def _(grad: Tensor, values: Tensor | None, lookup: Tensor, module: int) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, values: Tensor | None, lookup: Tensor, module: int, records: bool) -> tuple[Tensor, Tensor]:
     nothing = grad.new_empty((0,))
     return nothing, grad.new_empty((0,)) if values is None else grad.new_empty(values.shape)
 
@@ -204,7 +216,7 @@ def _pool_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 def _pool_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     values, lookup = ctx.saved_tensors
-    anchor, slopes = _pool_push(grad, values, lookup, ctx.module)
+    anchor, slopes = _pool_push(grad, values, lookup, ctx.module, ctx.needs_input_grad[3])
     return None, None, None if values is None else slopes, anchor, None, None, None, None
 
 

@@ -156,7 +156,6 @@ class SparseModule(nn.Module):
         self._pushes: deque[Future[None]] = deque()
         self._free_rows: list[Rows] = []
         self._accumulated: PendingStep | None = None  # under accumulate()
-        self._has_warned = False
 
     def extra_repr(self) -> str:
         """Return the table, for ``repr``."""
@@ -267,12 +266,21 @@ class SparseModule(nn.Module):
     # ---- forward and backward ------------------------------------------------------------------------------------
 
     @property
-    def pushes(self) -> bool:
-        """Whether a backward of what forward returns now would push.
+    def records(self) -> bool:
+        """Whether a backward of what forward returns now would reach the rows: they are not frozen."""
+        return self.anchor.requires_grad and torch.is_grad_enabled()
 
-        In training mode, where gradients are recorded, unless the rows are frozen by ``requires_grad_(False)``.
-        """
-        return self.training and self.anchor.requires_grad and torch.is_grad_enabled()
+    @property
+    def pushes(self) -> bool:
+        """Whether it would push: in training mode. In eval mode it raises an error."""
+        return self.training and self.records
+
+    def raise_unlearned(self) -> NoReturn:
+        """Raise the error of a backward that reaches rows which were read in eval mode."""
+        raise RuntimeError(
+            f"the rows of table {self._table.name!r} would not learn: forward was called in eval mode. Call train() "
+            "before the forward of a step, or requires_grad_(False) on the embedding to freeze its rows"
+        )
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze the rows, with False, or have them learn again; gradients of weights are computed in both cases.
@@ -293,13 +301,6 @@ class SparseModule(nn.Module):
     def begin_lookup(self, keys: Keys) -> PendingLookup:
         """Begin a forward: raise errors of earlier pushes, and begin a pull from servers."""
         self._raise_failed()
-        if not self.training and self.anchor.requires_grad and torch.is_grad_enabled() and not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "the rows of table %r do not learn: their module is in eval mode, and gradients are recorded. Call "
-                "train() for a step, torch.no_grad() for an evaluation, or requires_grad_(False) to freeze the rows",
-                self._table.name,
-            )
         borrowed_pool.borrow()
         lookup = self._find(keys)
         if lookup.locations is None:
