@@ -431,6 +431,30 @@ def test_a_table_gets_one_step_however_many_modules_and_calls_use_it(store, name
     np.testing.assert_allclose(learned, adagrad_of_torch([2, 4, 1, 1, 0, 0, 0, 0]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("modules", [1, 2], ids=["called twice", "two modules"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_a_step_of_several_lookups_is_one_under_bsp_and_for_the_compiler_too(modules, compiled):
+    torch.compiler.reset()
+    learned = []
+    with cluster(2, 1) as made, shoal.connect(made.address, threads=1, timeout=TIMEOUT) as bsp, shoal.local() as local:
+        assert bsp.consistency == shoal.BSP()
+        for store in (bsp, local):
+            table = store.table("t", dim=1, optimizer=shoal.Adagrad(lr=1.0, eps=1e-10))
+            first = shoal.torch.Embedding(table)
+            second = first if modules == 1 else shoal.torch.EmbeddingBag(table)
+
+            def loss(a, b, first=first, second=second):
+                return first(a).sum() + second(b).sum()
+
+            call = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
+            call(keys_of([[0, 1], [1, 2]]), keys_of([[1, 3], [0, 1]])).backward()
+            store.tick()
+            assert table.stats().step == 1
+            learned.append(table.pull(UNIQUE).ravel().tolist())
+    assert learned[0] == learned[1]
+    np.testing.assert_allclose(learned[0], adagrad_of_torch([2, 4, 1, 1, 0, 0, 0, 0]), rtol=1e-6)
+
+
 def test_a_backward_that_fails_pushes_nothing_and_the_next_one_only_its_own(local, name):
     class Failing(torch.autograd.Function):
         @staticmethod
