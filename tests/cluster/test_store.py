@@ -311,6 +311,30 @@ def test_a_push_that_failed_unheard_is_told_by_the_next_tick_and_by_the_end(made
             store.close()
 
 
+@pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.ASP()], ids=str)
+def test_many_pushes_without_a_tick_are_warned_of_once_under_bsp(made, caplog, consistency):
+    keys, grads = np.arange(2, dtype=np.uint64), np.ones((2, 1), np.float32)
+    with shoal.connect(made.address, threads=1, timeout=TIMEOUT, consistency=consistency) as store:
+        table = store.table("a")
+        for _ in range(30):
+            for _ in range(99):
+                table.push(keys, grads)
+            store.tick()
+        assert not caplog.records
+        for _ in range(3000):
+            table.push(keys, grads)
+        store.table("b").push(keys, grads)
+        store.tick()
+    told = [record.getMessage() for record in caplog.records]
+    said = (
+        "1,000 pushes to table 'a' in clock 30, which has not ended: under BSP none of them counts"
+    )
+    if isinstance(consistency, shoal.ASP):
+        assert not told
+    else:
+        assert [one[: len(said)] for one in told] == [said]
+
+
 def test_a_store_that_is_closed_ends_the_clock_of_its_last_pushes(made, caplog):
     """Under BSP, the default: they count as those of its other clocks, with those of a worker that goes on."""
     with joined(made.address, 2) as (one, other):

@@ -6,6 +6,7 @@ Threads: any number of callers.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import Any, NoReturn, Self, cast
 
@@ -23,6 +24,10 @@ from shoal.table.stats import TIER_NUMBERS
 from shoal.user_functions import Description
 
 Op = _core.Op
+
+_log = logging.getLogger("shoal.worker")
+
+_MOST_PUSHES = 1000  # under BSP, within a clock, before a warning
 
 NO_DELTAS = (
     "deltas are written by servers, into storage that they share: this store was connected with shared_storage=False, "
@@ -57,6 +62,7 @@ class RemoteShard:
     ) -> None:
         self._channel = channel
         self._calls = channel.calls
+        self._name = spec.name
         self._floats = spec.floats
         self._workers = workers = _core.ThreadPool(1) if workers is None else workers
         self._is_bulk = is_bulk
@@ -64,6 +70,8 @@ class RemoteShard:
         self._filter = filter
         self._is_integer = spec.is_integer
         self._after: Sequence[_core.Call] = ()  # what pulls and pushes come after
+        self._pushes = 0  # under BSP, since it was at the clock below; negative: it has warned
+        self._clock = channel.clock
         self._ahead = 0  # clocks by which pulls are for a later one
         self._reads_ahead: bool | None = None  # None: not known yet
         # An empty shard of the engine has the names and widths of the columns.
@@ -163,6 +171,7 @@ class RemoteShard:
         /,
     ) -> Waitable:
         """Apply one step with a gradient for each key as given, summed here."""
+        self._count_push()
         return self._calls.push_per_key(
             self.number,
             batch,
@@ -185,7 +194,25 @@ class RemoteShard:
         /,
     ) -> Waitable:
         """Apply one step with a gradient for each unique key."""
+        self._count_push()
         return self._calls.push(self.number, batch, grads, self._floats, counts, self._filter, self._after)
+
+    def _count_push(self) -> None:
+        """Warn, once, of many pushes in a clock that does not end."""
+        if not self._is_bulk or self._pushes < 0:
+            return
+        self._pushes += 1
+        if self._pushes >= _MOST_PUSHES:
+            ended, self._clock = self._channel.clock > self._clock, self._channel.clock
+            self._pushes = 0 if ended else -1
+            if not ended:
+                _log.warning(
+                    "%s pushes to table %r in clock %d, which has not ended: under BSP none of them counts before "
+                    "store.tick(), which every worker calls after each step",
+                    f"{_MOST_PUSHES:,}",
+                    self._name,
+                    self._clock,
+                )
 
     def _begin(self, op: int, **what: Any) -> _core.Call:
         """Start a call other than a pull or a push."""
