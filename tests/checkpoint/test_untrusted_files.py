@@ -299,7 +299,10 @@ def test_inspect_names_an_export_whose_model_is_none(folder, tmp_path, capsys):
     assert "manifest.json cannot be read: its model has no 'kind'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", [{"optimizer": None}, {"staleness": ""}, {"fields": 5}, {"tables": {"init": 1}}])
+MAKES_NONE = [{"optimizer": None}, {"staleness": ""}, {"features": 5}, {"model": 5}, {"tables": {"init": 1}}]
+
+
+@pytest.mark.parametrize("change", MAKES_NONE)
 def test_a_configuration_that_makes_no_model_is_damage(click_model, tmp_path, change):
     shutil.copytree(click_model, tmp_path / "m")
     rewritten(tmp_path / "m", lambda body: body["click"].update(change), "model.json")

@@ -326,9 +326,7 @@ def test_many_pushes_without_a_tick_are_warned_of_once_under_bsp(made, caplog, c
         store.table("b").push(keys, grads)
         store.tick()
     told = [record.getMessage() for record in caplog.records]
-    said = (
-        "1,000 pushes to table 'a' in clock 30, which has not ended: under BSP none of them counts"
-    )
+    said = "1,000 pushes to table 'a' in clock 30, which has not ended: under BSP none of them counts"
     if isinstance(consistency, shoal.ASP):
         assert not told
     else:

@@ -298,7 +298,7 @@ def test_an_optimizer_must_fit_where_the_dense_part_is(clicks: Path, dense: Any,
     with shoal.local() as store:
         model = made(clicks, store, "allreduce")
         with pytest.raises(ValueError, match=text):
-            ClickModel(model.module, features=model.fields, store=store, optimizer=optimizer, dense=dense)
+            ClickModel(model.module, store=store, optimizer=optimizer, dense=dense)
 
 
 def run(clicks: Path, out: Path, *more: str, dense: str = "allreduce", workers: int = 2) -> list[dict[str, Any]]:

@@ -7,10 +7,7 @@ Threads: `allow` before use; `named` from any thread.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.metadata
-import inspect
 import os
 import sys
 from collections.abc import Iterable
@@ -66,6 +63,10 @@ def named(name: str, what: str) -> Any:
 
 def recorded(found: Any) -> dict[str, str]:
     """Return where code is from, for the record: its module, the version of its package, a digest of the file."""
+    import hashlib  # these take a while, which commands without such code do not wait for
+    import importlib.metadata
+    import inspect
+
     module = inspect.getmodule(found)
     name = "" if module is None else module.__name__
     source = None if module is None else getattr(module, "__file__", None)

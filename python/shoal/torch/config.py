@@ -401,7 +401,8 @@ def load(
 
 def _allow(made_by: Mapping[str, Any]) -> None:
     """Raise ValueError if the module is of code that is not allowed here."""
-    name = str(made_by.get("model", {}).get("name", ""))
+    model = made_by.get("model")
+    name = str(model.get("name", "")) if isinstance(model, Mapping) else ""
     if own_code.is_own(name):
         _kind_of(name)
 
