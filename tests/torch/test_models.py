@@ -1,6 +1,5 @@
 """The click models: shapes, and each one's formula against a slow plain twin in float64."""
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable
@@ -13,13 +12,29 @@ torch = pytest.importorskip("torch", reason="the models are torch modules")
 from torch import nn  # noqa: E402
 
 import shoal  # noqa: E402
+from click_twins import (  # noqa: E402
+    DIM,
+    FIELDS,
+    SMALL,
+    N,
+    agrees,
+    built,
+    described,
+    features_of,
+    inputs_of,
+    make,
+    outputs_of,
+    rows_of,
+    settings_of,
+    some,
+    through,
+    wide,
+)
 from shoal.torch.features import Features  # noqa: E402
 from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import DCNV2, DIN, DLRM, FM, LR, MODELS, AutoInt, DeepFM, WideAndDeep  # noqa: E402
 
-ROWS = 40  # of each table: keys are 0 to 39
-N, FIELDS, DIM = 7, 5, 4
-SMALL = (8, 6)
+DENSELESS = ("lr", "fm")
 
 
 @pytest.fixture(autouse=True)
@@ -27,88 +42,14 @@ def seeded():
     torch.manual_seed(5)
 
 
-def make(name: str, dim: int) -> nn.Module:
-    """A maker of torch's own tables, whose rows are large enough to see."""
-    table = nn.Embedding(ROWS, dim)
-    nn.init.normal_(table.weight, std=0.5)
-    return table
-
-
-def some(*, valued: bool = False, dense: int = 0, history: bool = False) -> Inputs:
-    generator = torch.Generator().manual_seed(3)
-    lengths = torch.tensor([0, 3, 1, 0, 2, 5, 0])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return Inputs(
-        torch.randint(ROWS, (N, FIELDS), generator=generator),
-        torch.rand(N, FIELDS, generator=generator) if valued else None,
-        torch.randn(N, dense, generator=generator) if dense else None,
-        sequences={
-            "seen": Items(torch.randint(ROWS, (int(lengths.sum()),), generator=generator), offsets),
-        }
-        if history
-        else {},
-    )
-
-
-def described(dense: int = 0, *, history: bool = False) -> Features:
-    """The features of `some`: the history has the rows of field 2."""
-    numbers = [{"name": f"x{i}", "type": "number"} for i in range(dense)]
-    seen = [{"name": "seen", "type": "sequence", "share": "2"}] if history else []
-    return Features([*map(str, range(FIELDS)), *numbers, *seen])
-
-
-def built(name: str, *, dense: int = 0, per_field: bool = False) -> nn.Module:
-    return MODELS[name](make, described(dense, history=name == "din"), **settings_of(name, per_field=per_field))
-
-
-def settings_of(name: str, *, per_field: bool = False) -> dict:
-    parameters = inspect.signature(MODELS[name]).parameters
-    how = {"dim": DIM, "per_field": per_field, "attention": (3,)}
-    how = {name: value for name, value in how.items() if name in parameters}
-    return how | ({"hidden": SMALL} if "deep" in parameters else {})
-
-
-def wide(tensor) -> np.ndarray:
-    return tensor.detach().double().numpy()
-
-
-def rows_of(lookup, x: Inputs) -> np.ndarray:
-    """The rows of fixed fields by plain indexing, float64[n, fields, dim], times the values."""
-    keys = x.keys.numpy()
-    tables = [wide(table.weight) for table in lookup.tables]
-    out = np.stack([tables[i % len(tables)][keys[:, i]] for i in range(FIELDS)], axis=1)
-    return out if x.values is None else out * wide(x.values)[:, :, None]
-
-
-def through(layers: nn.Module, x: np.ndarray) -> np.ndarray:
-    """Fully connected layers and ReLUs, row by row."""
-    for layer in layers.modules():
-        if isinstance(layer, nn.Linear):
-            bias = 0 if layer.bias is None else wide(layer.bias)
-            x = np.array([[np.dot(w, row) for w in wide(layer.weight)] for row in x]) + bias
-        elif isinstance(layer, nn.ReLU):
-            x = np.maximum(x, 0)
-    return x
-
-
-def agrees(model: nn.Module, x: Inputs, expected: np.ndarray) -> None:
-    got = model(x)
-    assert got.shape == (N,)
-    assert got.dtype == torch.float32
-    np.testing.assert_allclose(wide(got), expected, rtol=2e-5, atol=2e-5)
-    got.sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, f"{name} is not part of the logit"
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("per_field", [False, True])
 @pytest.mark.parametrize("valued", [False, True])
-def test_a_model_gives_one_logit_an_example_and_every_parameter_takes_part(name, per_field, valued):
+def test_a_model_gives_one_logit_an_example_and_task_and_every_parameter_takes_part(name, per_field, valued):
     model = built(name, per_field=per_field)
-    logits = model(some(valued=valued, history=name == "din"))
-    assert logits.shape == (N,)
-    logits.square().sum().backward()
+    logits = outputs_of(model, inputs_of(name, valued=valued))
+    assert {one.shape for one in logits.values()} == {(N,)}
+    sum(one.square().sum() for one in logits.values()).backward()
     # Of a tower whose ReLUs are all off the gradient is 0, but it is there.
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -122,7 +63,7 @@ def test_a_model_has_a_table_for_each_field_if_asked(name):
         return make(table, dim)
 
     kind = MODELS[name]
-    features = described(history=name == "din")
+    features = features_of(name)
     kind(noting, features, per_field=True)
     dims = {"lr": [1], "fm": [1, 16], "wide_deep": [1, 16], "deepfm": [1, 16]}.get(name, [16])
     stem = {1: "linear", 16: "embedding"}
@@ -134,25 +75,45 @@ def test_a_model_has_a_table_for_each_field_if_asked(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_starts_at_the_same_values_for_the_same_seed(name):
-    x = some(history=name == "din")
+    x = inputs_of(name)
     logits = []
     for _ in range(2):
         torch.manual_seed(11)
-        logits.append(built(name)(x))
+        logits.append(torch.stack([*outputs_of(built(name), x).values()]))
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("lr", "fm")])
-def test_dense_columns_change_the_logit(name):
+@pytest.mark.parametrize("name", MODELS)
+def test_the_order_of_the_examples_changes_no_logit(name):
+    model, x = built(name, dense=0 if name in DENSELESS else 2), inputs_of(name, dense=2)
+    found = outputs_of(model, x)
+    order = torch.tensor([4, 2, 6, 0, 5, 1, 3])
+    seen = {key: reordered(items, order) for key, items in x.sequences.items()}
+    moved = outputs_of(model, x._replace(keys=x.keys[order], dense=x.dense[order], sequences=seen))
+    for task, logits in found.items():
+        np.testing.assert_allclose(wide(moved[task]), wide(logits[order]), rtol=1e-5, atol=1e-5)
+
+
+def reordered(items: Items, order: torch.Tensor) -> Items:
+    parts = items.keys.tensor_split(items.offsets[1:-1])
+    lengths = items.lengths[order]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Items(torch.cat([parts[i] for i in order]), offsets)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in DENSELESS])
+def test_dense_columns_change_the_logits(name):
     model = built(name, dense=3)
-    x = some(dense=3, history=name == "din")
-    assert not torch.equal(model(x), model(x._replace(dense=x.dense + 1)))
+    x = inputs_of(name, dense=3)
+    before, after = outputs_of(model, x), outputs_of(model, x._replace(dense=x.dense + 1))
+    assert not any(torch.equal(before[task], after[task]) for task in before)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_empty_batch_gives_no_logits(name):
     seen = {"seen": Items(torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))}
-    assert built(name)(Inputs(torch.zeros(0, FIELDS, dtype=torch.int64), sequences=seen)).shape == (0,)
+    found = outputs_of(built(name), Inputs(torch.zeros(0, FIELDS, dtype=torch.int64), sequences=seen))
+    assert {one.shape for one in found.values()} == {(0,)}
 
 
 @pytest.mark.parametrize("valued", [False, True])
@@ -289,10 +250,9 @@ def test_a_step_of_a_model_is_one_step_of_each_table(name, per_field):
     """DIN looks the item's table up twice: its gradients are summed before the optimizer steps."""
     with shoal.local(threads=1) as store:
         make_tables = shoal.torch.tables(store, shoal.Adagrad(lr=0.1))
-        features = described(history=name == "din")
-        model = MODELS[name](make_tables, features, **settings_of(name, per_field=per_field))
-        x = some(valued=True, history=name == "din")
-        model(x).sum().backward()
+        model = MODELS[name](make_tables, features_of(name), **settings_of(name, per_field=per_field))
+        x = inputs_of(name, valued=True)
+        sum(one.sum() for one in outputs_of(model, x).values()).backward()
         assert {table.stats().step for table in store.tables.values()} == {1}
         keys = set(x.keys.flatten().tolist()) | {key for items in x.sequences.values() for key in items.keys.tolist()}
         if not per_field:

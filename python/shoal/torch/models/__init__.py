@@ -8,6 +8,9 @@
     DLRM          DLRM                           products of pairs between two towers
     DIN           Deep Interest Network          attention of an item to sequences
     AutoInt       AutoInt                        attention of fields to fields
+    MMoE          Mixture of experts             several tasks over shared experts
+    PLE           Layered extraction             several tasks over own and shared experts, in layers
+    ESMM          Entire space                   clicks, and conversions through both
 
     model = DeepFM(make, features, dim=16, hidden=(400, 400, 400));   logits = model(inputs)
 
@@ -25,22 +28,28 @@ from shoal.torch.models.dcnv2 import DCNV2
 from shoal.torch.models.deepfm import DeepFM
 from shoal.torch.models.din import DIN
 from shoal.torch.models.dlrm import DLRM
+from shoal.torch.models.esmm import ESMM
 from shoal.torch.models.fm import FM
 from shoal.torch.models.layers import Deep, Lookup, Maker, Vectors, look_up
 from shoal.torch.models.lr import LR
+from shoal.torch.models.mmoe import MMoE
+from shoal.torch.models.ple import PLE
 from shoal.torch.models.wide_deep import WideAndDeep
 
 __all__ = [
     "DCNV2",
     "DIN",
     "DLRM",
+    "ESMM",
     "FM",
     "LR",
     "MODELS",
+    "PLE",
     "AutoInt",
     "Deep",
     "DeepFM",
     "Lookup",
+    "MMoE",
     "Maker",
     "Vectors",
     "WideAndDeep",
@@ -57,4 +66,7 @@ MODELS: dict[str, type[Model]] = {
     "dlrm": DLRM,
     "din": DIN,
     "autoint": AutoInt,
+    "mmoe": MMoE,
+    "ple": PLE,
+    "esmm": ESMM,
 }
