@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the models are torch modules")
 
+from torch import nn  # noqa: E402
+
 from click_twins import (  # noqa: E402
     DIM,
     SMALL,
@@ -66,6 +68,8 @@ def test_ple_mixes_a_tasks_own_experts_and_the_shared_ones(layers):
     x = some(valued=True, dense=2)
     how = {"experts": 2, "shared": 3, "layers": layers, "task_hidden": (3,)}
     model = PLE(make, described(2, labels=LABELS), **how, **HOW)
+    for gate in [gate for layer in model.layers for gate in (*layer.gates, layer.shared_gate) if gate is not None]:
+        nn.init.normal_(gate.weights.weight, std=5)  # later inputs are small
     inputs = [flat_of(model.embedding, x)] * 4
     for number, layer in enumerate(model.layers):
         own = [[through(expert, inputs[task]) for expert in layer.own[task]] for task in range(3)]
