@@ -490,6 +490,47 @@ def test_frozen_rows_do_not_learn_and_the_rest_does(local, name, kind):
     assert table.stats().step == 1
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_rows_are_frozen_with_the_model_that_they_are_of(local, name, compiled):
+    torch.compiler.reset()
+    tables = [local.table(name + kind, dim=1, optimizer=shoal.SGD(lr=1.0)) for kind in ("embedding", "bag")]
+
+    class Inner(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.bag = shoal.torch.Embedding(tables[0]), shoal.torch.EmbeddingBag(tables[1])
+            self.tower = torch.nn.Linear(1, 1)
+
+        def forward(self, keys):
+            return self.tower(self.rows(keys).sum(1) + self.bag(keys))
+
+    inner = Inner()
+    head = torch.nn.Linear(1, 1)
+    whole = torch.nn.Sequential(inner, head)
+    call = torch.compile(whole, backend="aot_eager") if compiled else whole
+    optimizer = torch.optim.Adam(whole.parameters(), lr=0.1)
+    steps = []
+
+    def step():
+        optimizer.zero_grad()
+        call(keys_of([[0, 1]])).sum().backward()
+        optimizer.step()
+        steps.append([table.stats().step for table in tables])
+
+    inner.requires_grad_(False)
+    before = head.bias.item()
+    step()
+    assert head.bias.item() != before
+    inner.requires_grad_(True)
+    step()
+    for parameter in inner.parameters():
+        parameter.requires_grad = False
+    step()
+    assert steps == [[0, 0], [1, 1], [1, 1]]
+    whole.requires_grad_(False)
+    assert not call(keys_of([[0, 1]])).requires_grad
+
+
 def test_what_was_accumulated_is_dropped_if_the_block_raises(local, name):
     table = local.table(name, dim=2)
     embedding = shoal.torch.Embedding(table)
@@ -687,7 +728,7 @@ def test_state_dict_names_the_table_and_holds_no_rows(local, name):
     other = torch.nn.Sequential(shoal.torch.Embedding(local.table(name + " 2", dim=2)), torch.nn.Linear(2, 1))
     with pytest.raises(ValueError, match=r"store\.save"):
         other.load_state_dict(state)
-    assert [*model.parameters()] == [*model[1].parameters()]
+    assert [parameter for parameter in model.parameters() if parameter.numel()] == [*model[1].parameters()]
     assert not [*model.buffers()]
 
 

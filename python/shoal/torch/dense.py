@@ -224,7 +224,7 @@ def cut(
 def trained(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield the parameters that are trained, with their names, in the order of the array."""
     for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or not parameter.numel():  # without elements: that of an embedding
             continue
         if parameter.dtype != torch.float32:
             raise ValueError(

@@ -383,7 +383,7 @@ def dense_part(
     """Make the dense part of a module; see `shoal.torch.ClickModel`."""
     if dense not in ("allreduce", "servers"):
         raise ValueError(f"dense is {dense!r}: pass 'allreduce' or 'servers'")
-    parameters = list(module.parameters())
+    parameters = [parameter for parameter in module.parameters() if parameter.numel()]
     if dense == "servers":
         if recipe.ema is not None:
             raise ValueError(

@@ -28,7 +28,7 @@ from torch import Tensor
 class Module(Protocol):
     """A module that ops call, a `SparseModule`."""
 
-    anchor: Tensor
+    anchor: torch.nn.Parameter
     number: int
 
     @property

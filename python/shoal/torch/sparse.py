@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -148,8 +148,9 @@ class SparseModule(nn.Module):
                 f"an embedding needs weights, and table {table.name!r} has int64: make it with dtype='float32'"
             )
         self._table = table
-        # There is no weight that outputs could depend on: this tensor stands for the rows, so that backward is called.
-        self.anchor = torch.zeros(0, requires_grad=True)
+        # There is no weight that outputs could depend on: this parameter without elements stands for the rows, so that
+        # backward is called, and what freezes the parameters of a model freezes the rows.
+        self.anchor = nn.Parameter(torch.zeros(0))
         self.number = ops.register(self)
         self._lock = threading.Lock()  # guards _lookups
         self._lookups: list[PendingLookup] = []
@@ -282,22 +283,6 @@ class SparseModule(nn.Module):
             "before the forward of a step, or requires_grad_(False) on the embedding to freeze its rows"
         )
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the rows, with False, or have them learn again; gradients of weights are computed in both cases.
-
-        Parameters
-        ----------
-        requires_grad : bool
-
-        Returns
-        -------
-        SparseModule
-            Itself.
-        """
-        super().requires_grad_(requires_grad)
-        self.anchor.requires_grad_(requires_grad)
-        return self
-
     def begin_lookup(self, keys: Keys) -> PendingLookup:
         """Begin a forward: raise errors of earlier pushes, and begin a pull from servers."""
         self._raise_failed()
@@ -372,6 +357,13 @@ class SparseModule(nn.Module):
         self._accumulated = None
 
     # ---- state ---------------------------------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "anchor"]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict({**state_dict, prefix + "anchor": self.anchor}, prefix, *rest)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the table and its number of rows for ``state_dict()``; ``store.save`` saves the rows themselves."""
