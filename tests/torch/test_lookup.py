@@ -150,6 +150,11 @@ def test_a_model_that_pools_sequences_refuses_numbers_beside_them():
         Lookup(make, "t", Features(["ad", "kind", SEEN]), DIM)
 
 
+def test_features_without_rows_are_refused():
+    with pytest.raises(ValueError, match="the features are numbers alone, and a model looks rows up"):
+        Lookup(make, "t", Features([{"name": "price", "type": "number"}]), DIM)
+
+
 def test_numbers_of_rows_are_dropped_in_training_alone(rng):
     lookup = Lookup(make, "t", Features(["ad"]), DIM, dropout=0.5)
     x = Inputs(torch.from_numpy(rng.integers(0, ROWS, (100, 1))))

@@ -93,6 +93,8 @@ def test_a_model_of_ones_own_goes_through_all_commands(folder, capsys):
     assert main(["export", "m", "--output", "e", "--quiet"]) == 0
     with shoal.export.open("e") as exported:
         assert sorted(exported.tables) == ["embedding", "gates"]
+    with shoal.serve.ServedModel("e") as served:
+        np.testing.assert_array_equal(served.now.predictor.probabilities(reader), expected)
 
 
 def test_no_code_is_imported_that_was_not_allowed(folder, capsys, caplog):

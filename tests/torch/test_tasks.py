@@ -38,6 +38,11 @@ class Shared(Model):
         pooled = rows.fields.sum(dim=1)
         return {task: out(pooled).squeeze(1) for task, out in self.outs.items()}
 
+    def metrics(self, outputs, labels, weights):
+        assert outputs.keys() == labels.keys()
+        assert weights is None
+        return {"paired": float(np.corrcoef(outputs["spend"], labels["spend"])[0, 1])}
+
 
 @pytest.fixture
 def log(tmp_path, rng):
@@ -69,13 +74,16 @@ def test_every_task_is_learned_measured_and_predicted(log):
     with shoal.local(threads=1) as store:
         model, reader = fitted(log, store)
         found, predicted = model.evaluate_tasks(reader), model.predict_tasks(reader)
-        assert list(found) == list(predicted) == ["ctr", "cvr", "spend", "stay"]
+        assert list(predicted) == ["ctr", "cvr", "spend", "stay"]
+        assert list(found) == [*predicted, "paired"]
+        spent = np.log(predicted["spend"])
         np.testing.assert_array_equal(predicted["ctr"], model.probabilities(reader))
         assert str(found["ctr"]) == str(model.evaluate(reader))
         (unlabelled := log.with_name("new.csv")).write_text("user,ad\nu1,a2\nu3,a4\n")
         new = shoal.read_csv(unlabelled, **reader.schema).unlabelled()
         assert [len(one) for one in model.predict_tasks(new).values()] == [2, 2, 2, 2]
         assert len(model.probabilities(new)) == 2
+    assert found["paired"] == pytest.approx(np.corrcoef(spent, revenue)[0, 1])
     counted = (click == 1) & ~np.isnan(conv)
     assert found["cvr"].examples == counted.sum() < 600
     margins = np.log(predicted["cvr"]) - np.log1p(-predicted["cvr"])

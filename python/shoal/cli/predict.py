@@ -152,7 +152,7 @@ def evaluate(options: Evaluate) -> Answer:
 
             found = model.evaluate_tasks(reader)  # type: ignore[attr-defined]
             note += "".join(f"\n{name:<12} {its}" for name, its in found.items())
-            facts["tasks"] = {name: to_builtins(found[name]) for name in tasks if name in found}
+            facts["tasks"] = {name: to_builtins(its) for name, its in found.items()}
         return Answer(f"{metrics}{note}", facts)
 
 

@@ -94,7 +94,7 @@ class ClickPredictor(SavedPredictor):
                 found.setdefault(name, []).append(task_metrics.predicted(labels.get(name), outputs))
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
-    def evaluate_tasks(self, data: Any) -> dict[str, Metrics | RegressionMetrics]:
+    def evaluate_tasks(self, data: Any) -> dict[str, Metrics | RegressionMetrics | float]:
         """Measure every task that has a label; nothing is learned.
 
         Parameters
@@ -103,8 +103,9 @@ class ClickPredictor(SavedPredictor):
 
         Returns
         -------
-        dict of Metrics or RegressionMetrics
-            By task: of the examples that count for it (`shoal.config.Task`), exact and by weight.
+        dict of Metrics, RegressionMetrics or float
+            By task: of the examples that count for it (`shoal.config.Task`), exact and by weight; and the numbers of
+            `Model.metrics` by their names.
 
         Raises
         ------
@@ -112,15 +113,38 @@ class ClickPredictor(SavedPredictor):
             The model has not learned from anything yet, or learned from data with other features.
         """
         parts: dict[str, list[Any]] = {name: [] for name in self.tasks or (LABEL,)}
+        whole: list[tuple[Any, Any, Any]] = []
         for batch, prepared in self._batches_of(data, labelled=True):
             outputs, labels = self._outputs(prepared), self._labels_of(batch, prepared)
+            if getattr(type(self.module), "metrics", Model.metrics) is not Model.metrics:
+                whole.append((outputs, {name: one.numpy() for name, one in labels.items()}, batch.weights))
             for name in parts.keys() & outputs.keys():
                 counted = counted_in(self._described, name, labels)
                 at = slice(None) if counted is None else counted.numpy()
                 weights = None if batch.weights is None else batch.weights[at]
                 parts[name].append((outputs[name][at], labels[name].numpy()[at], weights))
         labels_of = {} if self._described is None else self._described.labels
-        return {name: task_metrics.measured(labels_of.get(name), some) for name, some in parts.items() if some}
+        found: dict[str, Metrics | RegressionMetrics | float] = {
+            name: task_metrics.measured(labels_of.get(name), some) for name, some in parts.items() if some
+        }
+        return {**found, **self._own_metrics(whole)}
+
+    def _own_metrics(self, whole: list[tuple[Any, Any, Any]]) -> dict[str, float]:
+        """Compute the metrics of the module's own, of batches of outputs, labels and weights."""
+        if not whole:
+            return {}
+        outputs, labels = (
+            {name: np.concatenate([part[which][name] for part in whole]) for name in whole[0][which]}
+            for which in (0, 1)
+        )
+        weights = None
+        if any(part[2] is not None for part in whole):
+            ones = [np.ones(len(next(iter(part[1].values()))), np.float32) for part in whole]
+            weights = np.concatenate(
+                [one if part[2] is None else part[2] for part, one in zip(whole, ones, strict=True)]
+            )
+        module: Any = self.module
+        return {name: float(number) for name, number in module.metrics(outputs, labels, weights).items()}
 
     def _batches_of(self, data: Any, *, labelled: bool) -> Iterator[tuple[Batch, Inputs]]:
         self.check_fitted()

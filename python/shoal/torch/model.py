@@ -11,6 +11,7 @@ Threads: `inputs` is called in a thread that reads ahead, the others in the one 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +128,24 @@ class Model(nn.Module):
             A mean over all examples of the batch: those that a task does not count add 0.
         """
         return loss_of_tasks(self.features, outputs, labels, weights, losses)
+
+    def metrics(self, outputs: Mapping[str, Any], labels: Mapping[str, Any], weights: Any) -> dict[str, float]:
+        """Compute metrics of one's own, which `ClickModel.evaluate_tasks` returns and ``shoal evaluate`` prints.
+
+        Parameters
+        ----------
+        outputs : mapping of str to float64[n]
+            Of all measured examples, by task: what `forward` returned.
+        labels : mapping of str to float32[n]
+            By task, NaN where an example has none.
+        weights : float32[n] or None
+
+        Returns
+        -------
+        dict of str to float
+            By name; none by default.
+        """
+        return {}
 
 
 def loss_of_tasks(

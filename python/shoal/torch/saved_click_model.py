@@ -12,6 +12,7 @@ Threads: one at a time.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -173,6 +174,8 @@ class SavedClickModel(ClickPredictor):
         where = open_dir(directory, storage_options)
         described = files.read(where)
         tower = read_tower(files.read_tower(where, described), where.address(described.tower or ""))
+        if resume:
+            self._check_described(described.click or {})
         before = tower.get("ahead", _FRESH)["staleness"]
         if resume and before != self._staleness:
             raise ValueError(
@@ -184,6 +187,17 @@ class SavedClickModel(ClickPredictor):
             self._dense.loaded()
         self._remember(described, where)
         return described.fit_state
+
+    def _check_described(self, its: Mapping[str, Any]) -> None:
+        """Raise ValueError if a configuration made another model of the fit that is to be resumed."""
+        for name in ("model", "features"):
+            now, before = self.made_by.get(name), its.get(name)
+            if now is not None and before is not None and now != before:
+                its, own = _first_different(before, now)
+                raise ValueError(
+                    f"the fit was begun with another setting of {name}: it was {its!r:.200}, and is {own!r:.200}: pass "
+                    "the same to resume"
+                )
 
     def init_from(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
         """Begin with the weights of a saved model of the same architecture, whose record is not taken over.
@@ -243,6 +257,17 @@ class SavedClickModel(ClickPredictor):
             self._take_tower(read_tower(tower, "tower.pt"), whole=False)
         self._calibration = read_calibration(description["calibration"], "the export")
         self._record = Record(History(), description["examples"], description["format"], description["schema"])
+
+
+def _first_different(first: Any, second: Any) -> tuple[Any, Any]:
+    """Return the first parts of two descriptions that differ."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        name = next(name for name in {**first, **second} if first.get(name) != second.get(name))
+        if isinstance(first.get(name), list) and isinstance(second.get(name), list):
+            return _first_different(first[name], second[name])
+        return {name: first.get(name)}, {name: second.get(name)}
+    pairs = itertools.zip_longest(first, second)
+    return next((one, other) for one, other in pairs if one != other)
 
 
 def _check_parameters(own: Mapping[str, Any], parameters: Mapping[str, Any], where: StorageDir) -> None:

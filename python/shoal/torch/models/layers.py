@@ -100,6 +100,11 @@ class Lookup(nn.Module):
     ) -> None:
         super().__init__()
         given = features_of(features)
+        if not (given.fixed or given.lists or given.sequences):
+            raise ValueError(
+                "the features are numbers alone, and a model looks rows up: describe a category, a list, a bucket, or "
+                "a number that is embedded"
+            )
         self.features, self.dim, self.dropout = given, dim, dropout
         self.sequences = () if pools_sequences else given.sequences
         # The sources of keys, in the order in which they are asked for: fixed fields of a table, or a column of items.
