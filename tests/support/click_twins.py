@@ -15,7 +15,7 @@ ROWS = 40  # of each table: keys are 0 to 39
 N, FIELDS, DIM = 7, 5, 4
 SMALL = (8, 6)
 LENGTHS = (0, 3, 1, 0, 2, 5, 0)  # of the sequence
-SEQUENTIAL = ("din",)
+SEQUENTIAL = ("din", "bst")
 SEVERAL = ("mmoe", "ple", "esmm")  # labels
 
 

@@ -7,6 +7,7 @@
     DCNV2         DCN-V2                         cross layers of full or low rank
     DLRM          DLRM                           products of pairs between two towers
     DIN           Deep Interest Network          attention of an item to sequences
+    BST           Behavior Sequence Transformer  attention within sequences that end with an item
     AutoInt       AutoInt                        attention of fields to fields
     MMoE          Mixture of experts             several tasks over shared experts
     PLE           Layered extraction             several tasks over own and shared experts, in layers
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from shoal.torch.model import Model
 from shoal.torch.models.autoint import AutoInt
+from shoal.torch.models.bst import BST
 from shoal.torch.models.dcnv2 import DCNV2
 from shoal.torch.models.deepfm import DeepFM
 from shoal.torch.models.din import DIN
@@ -37,6 +39,7 @@ from shoal.torch.models.ple import PLE
 from shoal.torch.models.wide_deep import WideAndDeep
 
 __all__ = [
+    "BST",
     "DCNV2",
     "DIN",
     "DLRM",
@@ -65,6 +68,7 @@ MODELS: dict[str, type[Model]] = {
     "dcnv2": DCNV2,
     "dlrm": DLRM,
     "din": DIN,
+    "bst": BST,
     "autoint": AutoInt,
     "mmoe": MMoE,
     "ple": PLE,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.torch.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, ItemRows, Lookup, Maker, flat, look_up, softmax_of, tower
+from shoal.torch.models.layers import Deep, ItemRows, Lookup, Maker, compared, flat, look_up, softmax_of, tower
 
 
 class Interest(nn.Module):
@@ -86,9 +86,6 @@ class DIN(Model):
         **deep: Unpack[Deep],
     ) -> None:
         super().__init__(features)
-        sequences = self.features.sequences
-        if not sequences:
-            raise ValueError("DIN reads sequences, and there is none: describe a feature of the type sequence")
         self.embedding = Lookup(
             make,
             "embedding",
@@ -98,12 +95,7 @@ class DIN(Model):
             pools_sequences=False,
             dropout=embedding_dropout,
         )
-        for one in sequences:
-            if max(self.embedding.target(one.name)) < 0:
-                raise ValueError(
-                    f"sequence {one.name!r} shares the rows of no category, so there is no item that it is compared "
-                    "with: name it, as in share = 'ad'"
-                )
+        sequences = compared(self.embedding, "DIN")
         widths = [self.embedding.width(one.name) for one in sequences]
         self.interests = nn.ModuleList(
             Interest(dim, width, self.embedding.target(one.name), attention, softmax=softmax)

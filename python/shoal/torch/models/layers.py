@@ -219,6 +219,19 @@ class Lookup(nn.Module):
         return tuple(fixed.index(share) if share in fixed else -1 for share in shared)
 
 
+def compared(lookup: Lookup, model: str) -> tuple[Feature, ...]:
+    """Return the sequences of a model that compares their items with one at hand, which each of them must have."""
+    if not lookup.sequences:
+        raise ValueError(f"{model} reads sequences, and there is none: describe a feature of the type sequence")
+    for one in lookup.sequences:
+        if max(lookup.target(one.name)) < 0:
+            raise ValueError(
+                f"sequence {one.name!r} shares the rows of no category, so there is no item that it is compared with: "
+                "name it, as in share = 'ad'"
+            )
+    return lookup.sequences
+
+
 def features_of(features: Features | int) -> Features:
     """Return features, of a number that many categories."""
     return features if isinstance(features, Features) else Features.numbered(features)
