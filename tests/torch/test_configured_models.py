@@ -13,7 +13,7 @@ from shoal.torch.config import build, load, read, schema_of  # noqa: E402
 from shoal.torch.models import MODELS  # noqa: E402
 
 LABEL, LABELS = 'label = "click"', 'labels = { ctr = "click", cvr = "conv" }'
-SEVERAL = ("mmoe", "ple", "esmm")
+SEVERAL, DENSELESS = ("mmoe", "ple", "esmm"), ("lr", "fm", "fwfm")
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,10 @@ def log(tmp_path_factory) -> Path:
 
 def config(log: Path, name: str) -> str:
     features = ['name = "user"', 'name = "ad"', 'name = "seen"\ntype = "sequence"\nshare = "ad"\nmax_len = 4']
-    if name not in ("lr", "fm"):
+    if name not in DENSELESS:
         features.append('name = "price"\ntype = "number"')
     model = {"name": f'"{name}"'} | ({} if name == "lr" else {"dim": 4})
-    model |= {} if name in ("lr", "fm") else {"hidden": [8]}
+    model |= {} if name in DENSELESS else {"hidden": [8]}
     parts = [
         f'[data]\nformat = "csv"\ndata = ["{log}"]\n{LABELS if name in SEVERAL else LABEL}',
         *(f"[[features]]\n{one}" for one in features),

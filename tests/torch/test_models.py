@@ -21,6 +21,7 @@ from click_twins import (  # noqa: E402
     built,
     described,
     features_of,
+    flat_of,
     inputs_of,
     make,
     outputs_of,
@@ -32,9 +33,9 @@ from click_twins import (  # noqa: E402
 )
 from shoal.torch.features import Features  # noqa: E402
 from shoal.torch.inputs import Inputs, Items  # noqa: E402
-from shoal.torch.models import DCNV2, DIN, DLRM, FM, LR, MODELS, AutoInt, DeepFM, WideAndDeep  # noqa: E402
+from shoal.torch.models import DCNV2, DIN, DLRM, FM, LR, MODELS, AutoInt, DeepFM, FinalMLP, FwFM, MaskNet, WideAndDeep  # noqa: E402
 
-DENSELESS = ("lr", "fm")
+DENSELESS = ("lr", "fm", "fwfm")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def test_a_model_has_a_table_for_each_field_if_asked(name):
     kind = MODELS[name]
     features = features_of(name)
     kind(noting, features, per_field=True)
-    dims = {"lr": [1], "fm": [1, 16], "wide_deep": [1, 16], "deepfm": [1, 16]}.get(name, [16])
+    dims = {"lr": [1], "fm": [1, 16], "wide_deep": [1, 16], "deepfm": [1, 16], "fwfm": [1, 16]}.get(name, [16])
     stem = {1: "linear", 16: "embedding"}
     assert made == [(f"{stem[dim]}-{i}", dim) for dim in dims for i in range(FIELDS)]
     made.clear()
@@ -244,6 +245,88 @@ def test_din_weighs_each_item_of_the_history_by_the_item_at_hand_and_its_value(p
     agrees(model, x, through(model.last, through(model.tower, out))[:, 0])
 
 
+@pytest.mark.parametrize("field_vectors", [False, True])
+def test_fwfm_has_a_weight_for_each_pair_of_fields(field_vectors):
+    x = some(valued=True)
+    model = FwFM(make, FIELDS, dim=DIM, field_vectors=field_vectors)
+    nn.init.normal_(model.pairs)
+    nn.init.constant_(model.linear.bias, 0.25)
+    rows, weights = rows_of(model.embedding, x), wide(model.pairs)
+    if field_vectors:
+        nn.init.normal_(model.fields)
+        first = sum(rows[:, i] @ wide(model.fields)[i] for i in range(FIELDS))
+    else:
+        first = rows_of(model.weights, x).sum(axis=(1, 2))
+    second = [
+        sum(weights[i, j] * np.dot(example[i], example[j]) for i, j in itertools.combinations(range(FIELDS), 2))
+        for example in rows
+    ]
+    agrees(model, x, 0.25 + first + second)
+
+
+def test_fwfm_begins_as_a_factorization_machine():
+    x = some(valued=True)
+    model = FwFM(make, FIELDS, dim=DIM)
+    first = rows_of(model.weights, x).sum(axis=(1, 2))
+    agrees(model, x, first + second_order(rows_of(model.embedding, x)))
+
+
+def normed(x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+    return (x - x.mean()) / math.sqrt(x.var() + eps)
+
+
+@pytest.mark.parametrize("hidden", [(), SMALL])
+@pytest.mark.parametrize("structure", ["parallel", "serial"])
+def test_masknet_multiplies_by_masks_of_the_whole_example(structure, hidden):
+    x = some(valued=True, dense=2)
+    how = {"structure": structure, "blocks": 2, "width": 6, "reduction": 1.5, "hidden": hidden}
+    model = MaskNet(make, described(2), dim=DIM, **how)
+    for parameter in (
+        model.norm.gain,
+        model.norm.bias,
+        *(one for its in model.blocks for one in its.norm.parameters()),
+    ):
+        nn.init.normal_(parameter)
+    rows, whole = rows_of(model.embedding, x), flat_of(model.embedding, x)
+    gain, bias = wide(model.norm.gain), wide(model.norm.bias)
+    fields = [[normed(example[i]) * gain[i] + bias[i] for i in range(FIELDS)] for example in rows]
+    first = np.hstack([np.array(fields).reshape(N, -1), wide(x.dense)])
+    outs, h = [], first
+    for block in model.blocks:
+        masked = through(block.out, through(block.mask, whole) * h)
+        out = [normed(example) * wide(block.norm.weight) + wide(block.norm.bias) for example in masked]
+        outs.append(np.maximum(out, 0))
+        h = outs[-1] if structure == "serial" else first
+    assert model.blocks[1].mask[0].out_features == (9 if structure == "serial" else 33)
+    out = h if structure == "serial" else np.hstack(outs)
+    agrees(model, x, through(model.last, through(model.tower, out) if hidden else out)[:, 0])
+
+
+@pytest.mark.parametrize(("gates", "context"), [(True, ()), (True, ("3", "1")), (False, ())])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_final_mlp_joins_two_towers_over_gated_numbers_in_every_head(gates, context, heads):
+    x = some(valued=True, dense=2)
+    how = {"hidden": (7, 8), "hidden_2": (6,), "heads": heads, "gates": gates, "gate_hidden": (3,) if context else ()}
+    model = FinalMLP(make, described(2), dim=DIM, context=context, **how)
+    rows, whole = rows_of(model.embedding, x), flat_of(model.embedding, x)
+    inputs = [whole, whole]
+    for number, gate in enumerate(model.gates):
+        if gate.context is not None:
+            nn.init.normal_(gate.context)
+            its = np.repeat(wide(gate.context), N, axis=0)
+        else:
+            assert number == 0
+            its = np.hstack([rows[:, 3], rows[:, 1]])
+        inputs[number] = whole * 2 / (1 + np.exp(-through(gate.gate, its)))
+    first, second = through(model.first, inputs[0]), through(model.second, inputs[1])
+    fusion = model.fusion
+    expected = through(fusion.first, first)[:, 0] + through(fusion.second, second)[:, 0]
+    for h, matrix in enumerate(wide(fusion.between)):
+        one, other = np.split(first, heads, axis=1)[h], np.split(second, heads, axis=1)[h]
+        expected += [a @ matrix @ b for a, b in zip(one, other, strict=True)]
+    agrees(model, x, expected)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("per_field", [False, True])
 def test_a_step_of_a_model_is_one_step_of_each_table(name, per_field):
@@ -268,6 +351,12 @@ def test_a_step_of_a_model_is_one_step_of_each_table(name, per_field):
         (lambda: AutoInt(make, 3, heads=3, width=32), r"width is 32, which 3 heads cannot share"),
         (lambda: AutoInt(make, described(2), hidden=()), r"2 dense columns enter the tower"),
         (lambda: DeepFM(make, 3, hidden=()), r"hidden is empty"),
+        (lambda: MaskNet(make, 3, structure="both"), r"structure is 'both'"),  # type: ignore[arg-type]
+        (lambda: MaskNet(make, 3, blocks=0), r"blocks and width are 0 and 64"),
+        (lambda: FinalMLP(make, 3, hidden=(8, 6), heads=4), r"6 and 6 wide, which 4 heads cannot share"),
+        (lambda: FinalMLP(make, 3, gates=False, context=("1",)), r"context is of gates, and gates is false"),
+        (lambda: FinalMLP(make, 3, context_2=("x",)), r"'x' is none of the fields with one key"),
+        (lambda: FwFM(make, described(2)), r"FwFM has no dense part"),
         (lambda: DCNV2(make, 3, structure="both"), r"structure is 'both'"),  # type: ignore[arg-type]
     ],
 )

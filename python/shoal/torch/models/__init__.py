@@ -9,6 +9,9 @@
     DIN           Deep Interest Network          attention of an item to sequences
     BST           Behavior Sequence Transformer  attention within sequences that end with an item
     AutoInt       AutoInt                        attention of fields to fields
+    FwFM          Field-weighted FM              FM with a weight for each pair of fields
+    MaskNet       MaskNet                        blocks that the whole example masks
+    FinalMLP      FinalMLP                       two towers and a bilinear form
     MMoE          Mixture of experts             several tasks over shared experts
     PLE           Layered extraction             several tasks over own and shared experts, in layers
     ESMM          Entire space                   clicks, and conversions through both
@@ -31,9 +34,12 @@ from shoal.torch.models.deepfm import DeepFM
 from shoal.torch.models.din import DIN
 from shoal.torch.models.dlrm import DLRM
 from shoal.torch.models.esmm import ESMM
+from shoal.torch.models.final_mlp import FinalMLP
 from shoal.torch.models.fm import FM
+from shoal.torch.models.fwfm import FwFM
 from shoal.torch.models.layers import Deep, Lookup, Maker, Vectors, look_up
 from shoal.torch.models.lr import LR
+from shoal.torch.models.masknet import MaskNet
 from shoal.torch.models.mmoe import MMoE
 from shoal.torch.models.ple import PLE
 from shoal.torch.models.wide_deep import WideAndDeep
@@ -51,9 +57,12 @@ __all__ = [
     "AutoInt",
     "Deep",
     "DeepFM",
+    "FinalMLP",
+    "FwFM",
     "Lookup",
     "MMoE",
     "Maker",
+    "MaskNet",
     "Vectors",
     "WideAndDeep",
     "look_up",
@@ -70,6 +79,9 @@ MODELS: dict[str, type[Model]] = {
     "din": DIN,
     "bst": BST,
     "autoint": AutoInt,
+    "fwfm": FwFM,
+    "masknet": MaskNet,
+    "final_mlp": FinalMLP,
     "mmoe": MMoE,
     "ple": PLE,
     "esmm": ESMM,
