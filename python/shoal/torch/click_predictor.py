@@ -133,16 +133,12 @@ class ClickPredictor(SavedPredictor):
         """Compute the metrics of the module's own, of batches of outputs, labels and weights."""
         if not whole:
             return {}
-        outputs, labels = (
-            {name: np.concatenate([part[which][name] for part in whole]) for name in whole[0][which]}
-            for which in (0, 1)
-        )
+        outputs = {name: np.concatenate([its[name] for its, _, _ in whole]) for name in whole[0][0]}
+        labels = {name: np.concatenate([its[name] for _, its, _ in whole]) for name in whole[0][1]}
         weights = None
-        if any(part[2] is not None for part in whole):
-            ones = [np.ones(len(next(iter(part[1].values()))), np.float32) for part in whole]
-            weights = np.concatenate(
-                [one if part[2] is None else part[2] for part, one in zip(whole, ones, strict=True)]
-            )
+        if any(its is not None for _, _, its in whole):
+            some = [np.ones(len(next(iter(one.values()))), np.float32) if its is None else its for _, one, its in whole]
+            weights = np.concatenate(some)
         module: Any = self.module
         return {name: float(number) for name, number in module.metrics(outputs, labels, weights).items()}
 
