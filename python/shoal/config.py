@@ -534,7 +534,7 @@ class OutputConfig(Config, frozen=True, kw_only=True):
 
     output: Annotated[Dir | None, "directory of the model, a path or s3://...; created if it does not exist"] = None
     checkpoint_every: Annotated[Count | None, "write a checkpoint after every N batches and after every pass"] = None
-    names: Annotated[bool, "save the text of each feature with the model; report and inspect show it", LINEAR] = False
+    names: Annotated[bool, "save the text of each feature with the model; report and inspect show it"] = False
 
 
 class LoggingConfig(Config, frozen=True, kw_only=True):

@@ -15,11 +15,11 @@ from shoal.cli.options import Command, Group, option
 from shoal.cli.reading import Reading, format_of, open_reader, schema_of
 from shoal.cli.train_grid import fitted_grid, grid_values
 from shoal.cli.train_options import TrainOptions
-from shoal.cli.train_run import Data, fitted, open_data, open_store, restarted_with_workers, tidied
+from shoal.cli.train_run import Data, check_names, fitted, open_data, open_store, restarted_with_workers, tidied
 from shoal.config import FactorizationConfig, FTRLConfig, RegressionConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from shoal.data import Reader
+    from shoal.data import FeatureNames, Reader
     from shoal.models import DBPG
     from shoal.optim import FTRL
 
@@ -188,6 +188,7 @@ def train_ctr(options: TrainOptions) -> Answer:
         import torch
     except ImportError:
         raise ValueError("click-through-rate models require PyTorch: pip install 'shoal[torch]'") from None
+    from shoal.data import FeatureNames
     from shoal.torch.config import build, checked, with_intervals
     from shoal.torch.grid import ClickModelGrid
 
@@ -198,7 +199,9 @@ def train_ctr(options: TrainOptions) -> Answer:
     form = format_of(options.data.data, options.data.format, quiet=options.quiet)
     config = checked(replace(options, data=replace(options.data, format=form)))
     valid = open_config_reader(config, config.data.valid) if config.data.valid else None
-    data = Data(open_config_reader(config, config.data.data), valid)
+    names = FeatureNames() if config.output.names else None
+    data = Data(open_config_reader(config, config.data.data, names), valid)
+    check_names(config, data.train)
     config = with_intervals(config, data.train)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -218,14 +221,14 @@ def train_ctr(options: TrainOptions) -> Answer:
         return fitted(config, model, data)
 
 
-def open_config_reader(config: TrainConfig, files: Any) -> Reader:
+def open_config_reader(config: TrainConfig, files: Any, names: FeatureNames | None = None) -> Reader:
     """Create the reader of files in the format and with the columns of a configuration of a click model."""
     form = config.data.format or ""
     size = config.train.batch_size or CLICK_BATCH_SIZE
     from shoal.torch.config import schema_of as columns_of
 
     schema = {**schema_of(config.data, form), **columns_of(config)}
-    return open_reader(files, form, Reading.of(config.data, size), schema)
+    return open_reader(files, form, Reading.of(config.data, size), schema, names)
 
 
 def _ftrl(settings: FTRLConfig) -> FTRL:

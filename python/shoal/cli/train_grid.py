@@ -113,8 +113,7 @@ def fitted_grid(
     with saving(interrupted) as stopped:
         for result, place in zip(saved, where, strict=True):
             has_dense, config = is_click(result.model), config_of(result.settings)
-            names = {} if has_dense else {"names": train.names}
-            result.model.save(place, overwrite=options.overwrite, **names)
+            result.model.save(place, overwrite=options.overwrite, names=train.names)
             keep_config(config, place)
             settings = flat_settings(config) if has_dense else result.settings
             for tracker in make_trackers(options.logging, place, settings=settings):

@@ -199,11 +199,7 @@ def open_data(options: TrainOptions) -> Data:
     train = with_known_columns(train, config.ignore)
     schema |= {name: columns for name, columns in train.schema.items() if name == "categorical"}
     data = Data(train, open_reader(config.valid, form, reading, schema) if config.valid else None)
-    if names_later(options) and not train.repeatable:
-        raise ValueError(
-            "--names of a stream, which is read once, needs one process and an uninterrupted fit: leave out --cluster, "
-            "--checkpoint-every and --resume"
-        )
+    check_names(options, train)
     data.check(options)
     return data
 
@@ -258,6 +254,15 @@ def names_later(options: TrainOptions) -> bool:
     return output.names and (
         options.cluster.cluster is not None or output.checkpoint_every is not None or bool(options.resume)
     )
+
+
+def check_names(options: TrainOptions, train: Reader) -> None:
+    """Raise ValueError if features are to be named in a second pass over a stream."""
+    if names_later(options) and not train.repeatable:
+        raise ValueError(
+            "--names of a stream, which is read once, needs one process and an uninterrupted fit: leave out --cluster, "
+            "--checkpoint-every and --resume"
+        )
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------
@@ -355,7 +360,7 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
             warn(f"interrupted after {counted(model.examples, 'example')}; worker 0 saves the model")
         lines = [*pass_lines(model), *extra, *more, f"{'model':<12} worker 0 of {workers} saves it"]
         return Answer("\n".join(lines), {"model": None, "names": None, **facts}, exit_status(interrupted))
-    if over and (has_dense or _is_complete(options)):
+    if over and _is_complete(options):
         return finished_already(model, target)
     whole = data.train
     interrupted = interrupted or calibrate(options, [model], data.valid)
@@ -364,9 +369,9 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
     if kept and interrupted:
         whole = whole.with_names(None)  # what is left is the checkpoint
     with saving(interrupted) as stopped:
-        if not (kept and (interrupted or has_dense)):
-            names: dict[str, Any] = {} if has_dense else {"names": whole.names}
-            model.save(target, overwrite=kept or options.overwrite, **names)
+        is_saved = kept and (interrupted or (has_dense and whole.names is None))  # by the fit
+        if not is_saved:
+            model.save(target, overwrite=kept or options.overwrite, names=whole.names)
         keep_config(options, target)
     text = f"interrupted after {counted(model.examples, 'example')}"
     if interrupted and not kept:

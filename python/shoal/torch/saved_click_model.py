@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from shoal.checkpoint import read_manifest
+from shoal.data import FeatureNames
 from shoal.models import files
 from shoal.models.history import History, Record
 from shoal.models.learner import FitState
@@ -101,6 +102,7 @@ class SavedClickModel(ClickPredictor):
         directory: StoragePath,
         *,
         overwrite: bool = False,
+        names: FeatureNames | None = None,
         fit_state: FitState | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Path | str:
@@ -112,6 +114,8 @@ class SavedClickModel(ClickPredictor):
             Made if it does not exist. A URL such as ``"s3://bucket/model"`` needs fsspec (extra: fsspec).
         overwrite : bool
             Whether to replace an existing model.
+        names : FeatureNames, optional
+            Saved with the model: `shoal.models.load_names` reads them. Names of a replaced model are removed with it.
         fit_state : FitState, optional
             Of an unfinished fit; `restore` returns it.
         storage_options : mapping, optional
@@ -139,7 +143,7 @@ class SavedClickModel(ClickPredictor):
         where = open_dir(directory, storage_options)
         # The optimizer's state of a dense part on servers is needed to continue the fit, not to predict.
         tables = [*self._tables, *(self._dense.tables if fit_state is not None else ())]
-        files.save(where, described, self._store, tables, overwrite=overwrite, tower=self._tower())
+        files.save(where, described, self._store, tables, overwrite=overwrite, names=names, tower=self._tower())
         return where.location
 
     def described(self) -> tuple[files.ModelFile, dict[str, bytes]]:
