@@ -102,3 +102,103 @@ def test_names_are_added_to_a_finished_fit_of_a_click_model(models, capsys):
     assert shoal.models.load_names("late") == shoal.models.load_names("clicks")
     with shoal.torch.load("late") as late, shoal.torch.load("clicks") as model:
         assert [table.digest() for table in late.tables] == [table.digest() for table in model.tables]
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def key(column: str, text: str) -> int:
+    return int(shoal.hash_strings([text], field=int(shoal.hash_strings([column])[0]))[0])
+
+
+def test_the_rows_of_features_of_a_click_model(models, capsys):
+    names = ["ad=a3", "seen=a3", "price=3.5", "site=", "user=u1 * ad=a3", "user=nobody"]
+    rows = run(capsys, "inspect", "clicks", *(word for name in names for word in ("--row", name)))["rows"]
+    assert [row["name"] for row in rows] == names
+    assert rows[0]["key"] == rows[1]["key"] == key("ad", "a3")
+    assert rows[2]["key"] == key("price", "1")
+    assert rows[3]["key"] == key("site", "\0missing")
+    assert [sorted(row["tables"]) for row in rows[:5]] == [["embedding", "linear"]] * 5
+    assert rows[5]["tables"] == {}
+    with shoal.torch.load("clicks") as model:
+        batch = next(iter(shoal.read_csv("train.csv", **model.schema, batch_size=1200).with_fields()))
+        assert np.uint64(rows[4]["key"]) in model.prepare(batch).keys.numpy().view(np.uint64)
+        for table in model.tables:
+            at = np.array([key("ad", "a3")], np.uint64)
+            found = rows[0]["tables"][table.name]
+            assert found["weights"] == table.pull(at)[0].tolist()
+            assert found["state"] == {name: one[0].tolist() for name, one in table.state(at).items() if name != "w"}
+    assert main(["inspect", "clicks", "--row", "ad=a3", "--row", "user=nobody"]) == 0
+    text = capsys.readouterr().out
+    assert f"row ad=a3: key {key('ad', 'a3')}\n    table " in text
+    assert f"row user=nobody: key {key('user', 'nobody')}, in none of " in text
+
+
+def test_the_rows_of_features_of_a_linear_model(models, capsys):
+    rows = run(capsys, "inspect", "lr", "--row", "ad=a3", "--row", "price", "--row", str(key("user", "u1")))["rows"]
+    assert [row["key"] for row in rows] == [key("ad", "a3"), key("price", ""), key("user", "u1")]
+    with shoal.load("lr") as model:
+        for row in rows:
+            assert row["tables"]["lr"]["weights"] == model.table.pull(np.array([row["key"]], np.uint64))[0].tolist()
+    assert list(rows[0]["tables"]["lr"]["state"]) == ["z", "n"]
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("criteo", "1\t" + "\t".join(["5"] * 13) + "\t" + "\t".join(f"{i:08x}" for i in range(26))),
+        ("criteo", "1\t" + "\t".join(["-3"] * 13) + "\t" + "\t".join(f"{i:08x}" for i in range(26))),
+        ("vw", "1 |user u1 age:3 |ad a3"),
+        ("libffm", "1 0:17:1 1:23:1"),
+        ("libsvm", "1 17:1 23:2"),
+        ("csv", "click,a,b\n1,3.0,x\n"),
+    ],
+)
+def test_a_name_has_the_key_that_readers_compute(form, line, tmp_path):
+    from shoal.data.key_names import key_of_name
+    from shoal.data.readers import READERS, field_number
+
+    (tmp_path / "data").write_text(line + "\n")
+    how = {"label": "click"} if form == "csv" else {}
+    texts = {
+        "criteo": [f"I{i}={line.split()[1]}" for i in range(1, 14)] + [f"C{i + 1}={i:08x}" for i in range(26)],
+        "vw": ["user=u1", "user=age", "ad=a3"],
+        "libffm": ["0=17", "1=23"],
+        "libsvm": ["17", "23"],
+        "csv": ["a=3.0", "b=x"],
+    }[form]
+    reader = READERS[form](tmp_path / "data", **how)
+    batch = next(iter(reader if form == "libsvm" else reader.with_fields()))
+    assert [key_of_name(form, text) for text in texts] == batch.keys.tolist()
+    if form != "libsvm":
+        assert [field_number(form, text.partition("=")[0]) for text in texts] == batch.fields.tolist()
+
+
+def test_last_uses_are_shown_of_a_table_that_has_them(models, capsys):
+    how = ["--format", "csv", "--label", "click", "--expire", "ttl:100", "--admit", "count:2"]
+    assert main(["train", "lr", "--data", "train.csv", *how, "--output", "lean", "--quiet"]) == 0
+    marks = run(capsys, "inspect", "lean", "--row", "ad=a3")["rows"][0]["tables"]["lr"]["marks"]
+    assert marks["clock"] > 0
+
+
+def test_the_largest_rows_of_a_click_model_have_names(models, capsys):
+    top = run(capsys, "inspect", "clicks", "--top", 12)["top"]
+    with shoal.torch.load("clicks") as model:
+        linear = next(table for table in model.tables if table.name == "linear")
+        keys, norms = linear.topk(12)
+        assert [one["key"] for one in top] == keys.tolist()
+        assert np.abs([one["weight"] for one in top]) == pytest.approx(norms)
+    assert {one["name"] for one in top} & {f"user=u{i}" for i in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("model", "row", "says"),
+    [
+        ("clicks", "usr=u1", "'usr', none of the features: did you mean 'user'?"),
+        ("clicks", "both=3", "'both' is a cross: write user=... * ad=..."),
+        ("clicks", "price=dear", "is not a number"),
+    ],
+)
+def test_a_name_that_is_no_feature_is_refused(models, model, row, says, capsys):
+    assert main(["inspect", model, "--row", row]) == 2
+    assert says in capsys.readouterr().err

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from shoal.base.plural import counted
@@ -14,13 +15,19 @@ from shoal.cli.reading import Cache as CacheOption
 from shoal.config import Number
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shoal.export.cache import Cache
+    from shoal.models.files import ModelFile
     from shoal.storage.base import StorageDir
+    from shoal.table.table import Table
 
 EXAMPLES = """\
 examples:
   $ shoal inspect ctr
   $ shoal inspect ctr --top 20              # the largest weights, with names if trained with --names
+  $ shoal inspect ctr --row ad=a3 --row user=u17     # weights, optimizer state, last use
   $ shoal inspect ctr/checkpoint-* --json
   $ shoal inspect ctr --forecast ttl:1000 --forecast norm:0.001     # which rows a policy would remove
 
@@ -40,7 +47,13 @@ class Inspect(Output, frozen=True, kw_only=True):
         "count the rows that an expiry policy would remove: ttl:CLOCKS, norm:FLOOR, ...; repeatable",
         Setting(metavar="RULE", check="shoal.lifecycle:parse_expiry"),
     ] = ()
-    top: Annotated[Number, "number of weights to list"] = 0
+    top: Annotated[Number, "number of weights to list; of a click model rows, by their norms"] = 0
+    row: Annotated[
+        tuple[str, ...],
+        "show the rows of a feature: COLUMN=TEXT, a column of numbers, COLUMN=TEXT * COLUMN=TEXT of two that are "
+        "combined, or the number of a key; repeatable",
+        Setting(metavar="FEATURE"),
+    ] = ()
     cache: CacheOption = None
 
 
@@ -55,6 +68,8 @@ def inspect(options: Inspect) -> Answer:
 
     directory = open_dir(options.path)
     if exported.is_export(directory):
+        if options.row or options.top:
+            raise ValueError("an export has no optimizer state, and --row and --top read a model: name the model")
         return _export(directory, Cache(options.cache))
     folder, described = files.checkpoint_in(directory)
     facts: dict[str, Any] = {"directory": str(directory)}
@@ -103,7 +118,7 @@ def inspect(options: Inspect) -> Answer:
             facts["names"] = len(named)
             lines.append(f"    names       {len(named):,} features")
         if options.top:
-            facts["top"], more = _top(directory, options.top, named or {})
+            facts["top"], more = (_top_rows if described.model == files.CLICK else _top)(directory, options.top)
             lines += more
     else:
         facts["kind"] = "checkpoint"
@@ -148,6 +163,9 @@ def inspect(options: Inspect) -> Answer:
             lines.append(f"        {admits}{expires}at clock {table.clock:,}")
         lines.append(f"        {size:,} bytes{per_row} in {counted(len(table.files), 'file')}")
         lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
+    if options.row:
+        facts["rows"], more = _rows(folder, described, options.row)
+        lines += more
     if options.forecast:
         facts["forecast"], more = _forecast(folder, options.forecast)
         lines += more
@@ -218,11 +236,90 @@ def _forecast(directory: StorageDir, rules: Sequence[str]) -> tuple[dict[str, An
     return facts, lines
 
 
-def _top(directory: StorageDir, most: int, names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
+def _rows(
+    folder: StorageDir, described: ModelFile | None, names: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read the rows of features in all tables, as facts and as lines."""
+    import numpy as np
+
+    from shoal.cli.features import keys_by
+    from shoal.models import files
+
+    key_of = keys_by(described)
+    keys = [np.array([key_of(name)], np.uint64) for name in names]
+    facts: list[dict[str, Any]] = []
+    lines = []
+    with files.store_for(folder) as store:
+        store.load(folder)
+        for name, key in zip(names, keys, strict=True):
+            found = {table.name: _row(table, key) for table in store.tables.values() if table.contains(key)[0]}
+            facts.append({"name": name, "key": int(key[0]), "tables": found})
+            lines.append(f"row {name}: key {key[0]}" + ("" if found else f", in none of {', '.join(store.tables)}"))
+            for table_name, row in found.items():
+                lines.append(f"    table {table_name!r}: weights {_numbers(row['weights'])}")
+                lines += [f"        {column:<9} {_numbers(numbers)}" for column, numbers in row["state"].items()]
+                lines += [f"        {mark:<9} {value}" for mark, value in row["marks"].items()]
+                if "clock" in row["marks"]:
+                    lines.append(f"        of the table's clocks up to {row['clock']:,}")
+    return facts, lines
+
+
+def _row(table: Table, key: NDArray[np.uint64]) -> dict[str, Any]:
+    """Return what a table has of a key."""
+    from shoal.table.sections import MARKS
+
+    shard = table.shard
+    batch = table.key_batch(key).native
+    marks = {
+        name: shard.metadata(batch, k).view(MARKS[name])[0].item() for k, name in enumerate(shard.metadata_names())
+    }
+    return {
+        "weights": table.pull(key)[0].tolist(),
+        "state": {name: numbers[0].tolist() for name, numbers in table.state(key).items() if name != "w"},
+        "marks": marks,
+        "clock": table.clock,
+    }
+
+
+def _numbers(numbers: Sequence[float]) -> str:
+    """Write numbers, of many their norm and the first."""
+    shown = " ".join(f"{number:.6g}" for number in numbers[:_NUMBERS])
+    if len(numbers) <= _NUMBERS:
+        return shown
+    return f"of norm {math.hypot(*numbers):.6g}, the first of {len(numbers):,}: {shown}"
+
+
+_NUMBERS = 16  # to show
+
+
+def _top_rows(directory: StorageDir, most: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read the largest linear weights of a click model, or else its rows of the largest norms."""
+    from shoal.cli.features import names_of
+    from shoal.models import files
+
+    with files.store_for(directory) as store:
+        described = files.load(directory, store)
+        names = names_of(directory, described)
+        linear = [table for table in store.tables.values() if table.name == "linear" and table.dim == 1]
+        table = linear[0] if linear else store.tables[described.table]
+        keys, norms = table.topk(most)
+        sizes = table.pull(keys)[:, 0] if linear else norms
+    what = "weight" if linear else "norm"
+    facts: list[dict[str, Any]] = [
+        {"key": key, "name": names.get(key), "table": table.name, what: size}
+        for key, size in zip(keys.tolist(), sizes.tolist(), strict=True)
+    ]
+    form = "<+11.4f" if linear else "<11.4f"
+    lines = [f"    {fact[what]:{form}} {fact['name'] or fact['key']}" for fact in facts]
+    return facts, [f"    the largest {what}s of table {table.name!r}", *lines]
+
+
+def _top(directory: StorageDir, most: int) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the largest linear weights of a model, as facts and as lines."""
     from shoal import models
     from shoal.models import files
 
+    names = models.load_names(directory) or {}
     with files.store_for(directory) as store:
         model = models.load(directory, store=store)
         keys, weights = model.top(most)

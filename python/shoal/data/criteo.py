@@ -60,6 +60,18 @@ def buckets() -> Buckets:
     return Buckets(floors, cells.astype(np.uint16), small.astype(np.uint8), numbers)
 
 
+def integer_key(column: int, text: str) -> int:
+    """Return the key of an integer in a column, 1 to 13."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"I{column}={text}: this column has integers") from None
+    if number < 0:
+        return int(hash_strings([f"SP{number}"], field=column)[0])
+    made = buckets()
+    return int(made.numbers[column - 1, np.searchsorted(made.floors, np.uint64(number), side="right") - 1])
+
+
 def _start_of(b: int, context: Context) -> int:
     """Compute the least integer v with ln(v)^2 >= b."""
     return int(context.exp(context.sqrt(Decimal(b))).to_integral_value(ROUND_CEILING, context))

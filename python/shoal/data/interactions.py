@@ -84,3 +84,10 @@ def interact(
     if names is not None:
         names.note_pairs(indptr, keys, fields, pairs, made[0], made[1])
     return made
+
+
+def combined_key(first: int, second: int) -> int:
+    """Return the key of the combination of two features."""
+    keys, fields = np.array([first, second], np.uint64), np.array([0, 1], np.uint64)
+    _, made, _ = _core.interact(np.array([0, 2], np.int64), keys, None, fields, fields)
+    return int(made[-1])

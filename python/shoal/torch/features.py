@@ -26,7 +26,9 @@ from shoal.base.settings import read as read_settings
 from shoal.base.suggest import nearest
 from shoal.config import Feature, Task
 from shoal.data import Batch, hash_strings
-from shoal.data.hashing import MISSING_TEXT
+from shoal.data.hashing import MISSING_TEXT, number_of_text
+from shoal.data.interactions import combined_key
+from shoal.data.key_names import key_of_name
 from shoal.data.readers import field_number
 
 Described: TypeAlias = Feature | Mapping[str, Any] | str
@@ -322,6 +324,57 @@ class Features:
                 raise ValueError(
                     f"the reader has no column {column!r}, the labels of {name!r}: pass labels=[{column!r}]"
                 )
+
+    # ---- keys and names ------------------------------------------------------------------------------------------
+
+    def key_of(self, name: str) -> int:
+        """Return the key of NAME=TEXT, the text of a feature or a column; without a text the key of a missing value.
+
+        Of a bucket the text is a number. The key of a cross is that of FIRST=TEXT * SECOND=TEXT, and a number is a key.
+        """
+        if name.isdecimal():
+            return int(name)
+        if " * " in name:
+            return functools.reduce(combined_key, map(self.key_of, name.split(" * ")))
+        called, _, text = name.partition("=")
+        one = self._of.get(called) or next((one for one in self.all if column_of(one) == called), None)
+        column = self._column_hashed(called) if one is None else self.hashed(one)
+        if one is not None and one.type == "cross":
+            raise ValueError(f"{called!r} is a cross: write {' * '.join(f'{part}=...' for part in one.of)}")
+        if one is not None and one.type == "number" and one.embed:
+            return key_of_name(self.form, column)
+        if one is not None and _is_dense(one):
+            raise ValueError(f"{called!r} is a {one.type}, which has no rows")
+        if not text:
+            return int(hash_strings([MISSING_TEXT], self.number(column))[0])
+        if one is not None and one.type == "bucket":
+            place = np.searchsorted(np.array(one.edges), number_of_text(text), side="right")
+            return int(hash_strings([str(place)], self.number(column))[0])
+        return key_of_name(self.form, f"{column}={text}")
+
+    def _column_hashed(self, column: str) -> str:
+        """Return the column as which a side column is hashed."""
+        for one in self.all:
+            if column in (sides := sides_of(one)):
+                return self.hashed_as(sides[column])
+        raise ValueError(_unknown("the name", column, "features", list(self._of)))
+
+    @functools.cached_property
+    def names(self) -> dict[int, str]:
+        """The names of keys that are no text of the data: of missing values, and of the intervals of buckets."""
+        found = {}
+        for one in self.all:
+            if one.type == "cross" or _is_dense(one):
+                continue
+            number = self.number(self.hashed(one))
+            if one.type == "bucket":
+                at = [f"{edge:g}" for edge in one.edges]
+                between = [f"{one.name} in [{low}, {high})" for low, high in itertools.pairwise(at)]
+                texts = [f"{one.name} < {at[0]}", *between, f"{one.name} >= {at[-1]}"] if at else []
+                keys = hash_strings([str(i) for i in range(len(texts))], number)
+                found |= dict(zip(keys.tolist(), texts, strict=True))
+            found.setdefault(int(hash_strings([MISSING_TEXT], number)[0]), f"{self.hashed(one)} missing")
+        return found
 
     # ---- groups --------------------------------------------------------------------------------------------------
 
