@@ -202,3 +202,57 @@ def test_the_largest_rows_of_a_click_model_have_names(models, capsys):
 def test_a_name_that_is_no_feature_is_refused(models, model, row, says, capsys):
     assert main(["inspect", model, "--row", row]) == 2
     assert says in capsys.readouterr().err
+
+
+# ---- differences -----------------------------------------------------------------------------------------------------
+
+
+def test_two_click_models_are_compared(models, capsys):
+    sets = ["--set", "train.optimizer.lr=0.01", "--set", "train.optimizer.name=Adam"]
+    assert main(["train", "ctr", "--config", "c.toml", *sets, "--init-from", "clicks", "--output", "b", "--quiet"]) == 0
+    with shoal.torch.load("b") as model, shoal.torch.load("clicks") as before:
+        table = next(table for table in model.tables if table.name == "linear")
+        table.assign(np.array([key("ad", "new"), key("user", "u1")], np.uint64), np.array([[1.0], [50.0]], np.float32))
+        table.erase(np.array([key("ad", "a3")], np.uint64))
+        model.save("b", overwrite=True)
+        old = next(one for one in before.tables if one.name == "linear")
+        keys = np.concatenate([some for some, _ in old.items()])
+        keys = keys[table.contains(keys)]
+        moved = (table.pull(keys) - old.pull(keys)).astype(np.float64)
+        rows = [len(old), len(table)]
+        dense = {
+            name: float((parameter - own).detach().abs().max() / own.detach().abs().max())
+            for (name, parameter), own in zip(model.module.named_parameters(), before.module.parameters(), strict=True)
+        }
+    found = run(capsys, "diff", "clicks", "b", "--top", 3)
+    linear = found["tables"]["linear"]
+    assert linear["rows"] == rows
+    assert (linear["only_in_first"], linear["only_in_second"]) == (1, 1)
+    assert linear["changed"] == np.count_nonzero(moved)
+    assert linear["norm_of_difference"] == pytest.approx(np.linalg.norm(moved))
+    assert linear["largest"][0]["name"] == "user=u1"
+    assert len(linear["largest"]) == 3
+    assert found["settings"]["click.optimizer.lr"] == [0.001, 0.01]
+    assert found["second"]["metrics"]["examples"] == 1200
+    assert {name: one["change"] for name, one in found["dense"].items()} == pytest.approx(dense)
+    assert main(["diff", "clicks", "b"]) == 0
+    text = capsys.readouterr().out
+    assert "1 only in A, 1 only in B" in text
+    assert "user=u1  (" in text
+
+
+def test_a_model_equals_its_checkpoint_and_its_export(models, capsys):
+    assert main(["export", "clicks", "--output", "out", "--quiet"]) == 0
+    (folder,) = Path("clicks").glob("checkpoint-*")
+    for other in (folder, "out"):
+        found = run(capsys, "diff", "clicks", other)
+        assert {(one["changed"], one["only_in_second"]) for one in found["tables"].values()} == {(0, 0)}
+        assert found["settings"] == {}
+    assert set(found["tables"]) == {"linear", "embedding"}
+    assert {one["change"] for one in found["dense"].values()} == {0.0}
+
+
+def test_models_without_common_tables_are_compared_by_their_settings(models, capsys):
+    found = run(capsys, "diff", "clicks", "lr")
+    assert {one["only_in"] for one in found["tables"].values()} == {"A", "B"}
+    assert found["settings"]["kind"] == ["click model", "logistic regression"]

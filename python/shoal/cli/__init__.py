@@ -154,6 +154,7 @@ _MODULES = {
     "evaluate": "predict",
     "report": "report",
     "inspect": "inspect",
+    "diff": "diff",
     "compact": "compact",
     "export": "export",
     "serve": "serve",
