@@ -72,7 +72,8 @@ PYTHON = {
     "cluster": "",
     "ray": "_core config errors consistency base table storage checkpoint export store data models torch serve "
     "cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch",
-    "tools": "base tools.convert tools.jobs tools.reports tools.sizing",
+    "tools.permutation": "base data metrics models torch",
+    "tools": "base tools.convert tools.permutation tools.jobs tools.reports tools.sizing",
     "tools.reports": "errors optim base storage checkpoint store data metrics models torch",
     "tracking": "errors base storage store metrics models tools.reports tools.load",
     "tools.sizing": "_core errors optim base table store",
@@ -83,7 +84,7 @@ PYTHON = {
     "tools.load": "errors storage checkpoint export store models torch",
     "cli": "_core config errors consistency optim lifecycle base table storage checkpoint export store data metrics "
     "models torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
-    "ray tools.jobs tools.reports tools.sizing tools.doctor tools.convert tracking",
+    "ray tools.permutation tools.jobs tools.reports tools.sizing tools.doctor tools.convert tracking",
     "__main__": "cli",
     "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle base table checkpoint "
     "export store data metrics models sketches torch serve sklearn cluster.worker cluster.launch ray tools tools.load "

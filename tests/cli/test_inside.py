@@ -256,3 +256,80 @@ def test_models_without_common_tables_are_compared_by_their_settings(models, cap
     found = run(capsys, "diff", "clicks", "lr")
     assert {one["only_in"] for one in found["tables"].values()} == {"A", "B"}
     assert found["settings"]["kind"] == ["click model", "logistic regression"]
+
+
+# ---- importance ------------------------------------------------------------------------------------------------------
+
+
+def test_the_importance_of_features_of_a_click_model(models, capsys):
+    found = run(capsys, "importance", "clicks", "--data", "train.csv", "--metric", "auc", "--seed", 3)
+    assert found == run(capsys, "importance", "clicks", "--data", "train.csv", "--metric", "auc", "--seed", 3)
+    assert {one["name"] for one in found["features"]} == {"user", "ad", "site", "price", "seen"}
+    assert found["features"][0]["name"] == "user"
+    assert found["features"][0]["low"] > 0.05
+    assert all(one["low"] <= one["importance"] <= one["high"] for one in found["features"])
+    assert (found["examples"], found["blocks"], found["repeats"]) == (1200, 1, 5)
+    assert main(["importance", "clicks", "--data", "train.csv", "--repeats", "2"]) == 0
+    assert "  user\n" in capsys.readouterr().out
+
+
+def test_the_importance_of_a_feature_is_the_loss_by_an_exchange_of_its_cells(models):
+    import math
+
+    how = {"label": "click", "categorical": ["user", "ad", "site"], "numeric": ["price"]}
+    with shoal.load("lr") as model:
+        found = shoal.tools.importance(model, shoal.read_csv("valid.csv", **how), repeats=3, block=200)
+        rows = [line.split(",") for line in Path("valid.csv").read_text().splitlines()]
+        head, rows = rows[0], rows[1:]
+        losses = []
+        for number in range(3):
+            block = rows[200 * number : 200 * number + 200]
+
+            def measured(some):
+                Path("block.csv").write_text("\n".join(",".join(row) for row in [head, *some]) + "\n")
+                return model.evaluate(shoal.read_csv("block.csv", **how)).logloss
+
+            generator = np.random.default_rng([0, number, *b"user"])
+            before = measured(block)
+            for _ in range(3):
+                order = generator.permutation(200)
+                losses.append(
+                    measured([[*row[:1], block[i][1], *row[2:]] for row, i in zip(block, order, strict=True)]) - before
+                )
+    user = next(one for one in found.features if one.name == "user")
+    half = 2.306 * np.std(losses, ddof=1) / math.sqrt(9)
+    assert found.blocks == 3
+    assert (user.importance, user.high - user.low) == pytest.approx((np.mean(losses), 2 * half))
+
+
+def test_items_move_with_what_is_beside_them():
+    from shoal.tools.permutation import _permuted
+
+    lengths = np.array([2, 0, 1])
+    batch = shoal.Batch(
+        labels=np.zeros(3, np.float32),
+        indptr=np.array([0, 5, 6, 9]),
+        keys=np.array([1, 10, 2, 11, 50, 51, 3, 12, 52], np.uint64),
+        values=None,
+        fields=np.array([1, 2, 1, 2, 9, 9, 1, 2, 9], np.uint64),
+    )
+    moved = _permuted(batch, np.isin(batch.fields, [1, 2]), np.array([2, 0, 1]))
+    assert moved.indptr.tolist() == [0, 3, 8, 9]
+    own = [moved.keys[moved.indptr[i] : moved.indptr[i + 1]].tolist() for i in range(3)]
+    assert [sorted(keys) for keys in own] == [[3, 12, 50], [1, 2, 10, 11, 51], [52]]
+    assert [key for key in own[1] if key < 10] == [1, 2]
+    assert lengths.sum() == 3
+
+
+def test_features_of_one_column_are_one():
+    from shoal.tools.permutation import _columns_of
+
+    features = shoal.torch.Features(
+        [
+            {"name": "price", "type": "number"},
+            "user",
+            {"name": "level", "column": "price", "type": "bucket", "edges": [1.0]},
+            {"name": "seen", "type": "sequence", "side": ["kinds"], "side_numeric": ["ages"]},
+        ]
+    )
+    assert _columns_of(features) == {"user": ("user",), "price, level": ("price",), "seen": ("seen", "kinds", "ages")}

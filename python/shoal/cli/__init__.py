@@ -152,6 +152,7 @@ _MODULES = {
     "train": "train",
     "predict": "predict",
     "evaluate": "predict",
+    "importance": "importance",
     "report": "report",
     "inspect": "inspect",
     "diff": "diff",

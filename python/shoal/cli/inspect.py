@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from shoal.base.plural import counted
@@ -319,7 +319,7 @@ def _top(directory: StorageDir, most: int) -> tuple[list[dict[str, Any]], list[s
     from shoal import models
     from shoal.models import files
 
-    names = models.load_names(directory) or {}
+    names: Mapping[int, str] = models.load_names(directory) or {}
     with files.store_for(directory) as store:
         model = models.load(directory, store=store)
         keys, weights = model.top(most)

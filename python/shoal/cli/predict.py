@@ -13,8 +13,8 @@ from shoal.base.machine import local_path
 from shoal.base.plural import counted
 from shoal.cli.answers import Answer, naming, warn
 from shoal.cli.options import Command
-from shoal.cli.reading import Files, Model, ModelFormat, Reading, format_for_model, open_reader
-from shoal.config import COLUMN_FORMATS, File, Name, Threads
+from shoal.cli.reading import ReadingForModel, open_reader, opened_model
+from shoal.config import COLUMN_FORMATS, File, Name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,29 +51,21 @@ examples:
 """
 
 
-class Predict(Reading, frozen=True, kw_only=True):
+class Predict(ReadingForModel, frozen=True, kw_only=True):
     """The options of ``shoal predict``."""
 
-    model: Model
-    data: Files
     output: Annotated[File, "file of the probabilities; - is standard output"]
-    format: ModelFormat = None
     overwrite: Annotated[bool, "replace an existing file"] = False
     task: Annotated[Name | None, "task of a click model with several labels (default: the first)"] = None
-    threads: Threads = None
 
 
-class Evaluate(Reading, frozen=True, kw_only=True):
+class Evaluate(ReadingForModel, frozen=True, kw_only=True):
     """The options of ``shoal evaluate``."""
 
-    model: Model
-    data: Files
-    format: ModelFormat = None
     group: Annotated[
         Name | None,
         "column, namespace or field whose text is the group of an example: print GAUC, the mean AUC within groups",
     ] = None
-    threads: Threads = None
 
 
 def predict(options: Predict) -> Answer:
@@ -82,7 +74,7 @@ def predict(options: Predict) -> Answer:
 
     if options.output == "-" and options.json:
         raise ValueError("--output - and --json both use standard output: name a file")
-    with _loaded(options) as (model, reader):
+    with opened_model(options) as (model, reader):
         examples = 0
         called = "standard output" if options.output == "-" else options.output
         if options.output not in ("", "-"):
@@ -116,7 +108,7 @@ def evaluate(options: Evaluate) -> Answer:
     from shoal.models.evaluation import measure
 
     note = ""
-    with _loaded(options) as (model, reader):
+    with opened_model(options) as (model, reader):
         if options.group is None:
             metrics, _, grouped = measure([model], reader)[0]
         else:
@@ -208,31 +200,6 @@ def _groups(batch: Batch, number: int) -> NDArray[np.uint64]:
     found = np.full(len(batch), hash_strings([""], number)[0])
     found[example] = batch.keys[mine]
     return found
-
-
-@contextmanager
-def _loaded(options: Predict | Evaluate) -> Iterator[tuple[Predictor, Reader]]:
-    """Load the model, and open the data in the model's format."""
-    from shoal import models
-    from shoal.models import files
-    from shoal.storage.open import open_dir
-
-    where = open_dir(options.model)
-    if where.kind() is None:
-        raise ValueError(f"{where}: there is no such model")
-    with files.store_for(where, threads=options.threads) as store:
-        model: Predictor
-        if files.read(where).model == files.CLICK:
-            from shoal.torch import load
-
-            model = load(where, store=store)
-        else:
-            model = models.load(where, store=store)
-        form = format_for_model(options.data, options.format, options.model, model.format)
-        reader = open_reader(options.data, form, options, model.schema, learned=model.format)
-        reader = model.reading(reader)
-        model.check_format(reader)
-        yield model, reader
 
 
 @contextmanager

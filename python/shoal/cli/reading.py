@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from shoal.base.defaults import BATCH_SIZE
@@ -19,11 +20,13 @@ from shoal.config import (
     OnError,
     ReaderConfig,
     ReaderThreads,
+    Threads,
     separator,
 )
 
 if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
+    from shoal.models.predictor import Predictor
 
 Files = Annotated[tuple[str, ...], "examples: files, patterns, URLs, or -", Setting(metavar="FILE", several=True)]
 ModelFormat = Annotated[Format, "format of the data (default: that of the training data)"]
@@ -43,6 +46,40 @@ class Reading(Output, frozen=True, kw_only=True):
     def of(cls, config: ReaderConfig, batch_size: int) -> Self:
         """Return how the files of a configuration are read."""
         return cls(batch_size=batch_size, on_error=config.on_error, reader_threads=config.reader_threads)
+
+
+class ReadingForModel(Reading, frozen=True, kw_only=True):
+    """How a command reads files with a model."""
+
+    model: Model
+    data: Files
+    format: ModelFormat = None
+    threads: Threads = None
+
+
+@contextmanager
+def opened_model(options: ReadingForModel) -> Iterator[tuple[Predictor, Reader]]:
+    """Load the model, and open the data in the model's format."""
+    from shoal import models
+    from shoal.models import files
+    from shoal.storage.open import open_dir
+
+    where = open_dir(options.model)
+    if where.kind() is None:
+        raise ValueError(f"{where}: there is no such model")
+    with files.store_for(where, threads=options.threads) as store:
+        model: Predictor
+        if files.read(where).model == files.CLICK:
+            from shoal.torch import load
+
+            model = load(where, store=store)
+        else:
+            model = models.load(where, store=store)
+        form = format_for_model(options.data, options.format, options.model, model.format)
+        reader = open_reader(options.data, form, options, model.schema, learned=model.format)
+        reader = model.reading(reader)
+        model.check_format(reader)
+        yield model, reader
 
 
 def format_of(data: Sequence[str], form: str | None, *, quiet: bool) -> str:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from shoal.tools.jobs import JobRates as JobRates
     from shoal.tools.jobs import estimate_job as estimate_job
     from shoal.tools.jobs import measure_job_rates as measure_job_rates
+    from shoal.tools.permutation import FeatureImportance as FeatureImportance
+    from shoal.tools.permutation import Importances as Importances
+    from shoal.tools.permutation import importance as importance
     from shoal.tools.reports import report as report
     from shoal.tools.sizing import Estimate as Estimate
     from shoal.tools.sizing import Rates as Rates
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 _NAMES_OF = {
     "": "convert",
     "shoal.base.logs": "configure_logging",
+    "shoal.tools.permutation": "FeatureImportance Importances importance",
     "shoal.tools.jobs": "JobEstimate JobRates estimate_job measure_job_rates",
     "shoal.tools.reports": "report",
     "shoal.tools.sizing": "Estimate Rates TierEstimate estimate measure_rates",

@@ -362,7 +362,7 @@ class Features:
     @functools.cached_property
     def names(self) -> dict[int, str]:
         """The names of keys that are no text of the data: of missing values, and of the intervals of buckets."""
-        found = {}
+        found: dict[int, str] = {}
         for one in self.all:
             if one.type == "cross" or _is_dense(one):
                 continue
