@@ -333,3 +333,53 @@ def test_features_of_one_column_are_one():
         ]
     )
     assert _columns_of(features) == {"user": ("user",), "price, level": ("price",), "seen": ("seen", "kinds", "ages")}
+
+
+# ---- segments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["clicks", "lr"])
+def test_metrics_by_segment_are_those_of_its_examples(models, model, capsys):
+    how = ["evaluate", model, "--data", "valid.csv", "--segments", "site,seen", "--group", "user"]
+    found = run(capsys, *how)
+    rows = [line.split(",") for line in Path("valid.csv").read_text().splitlines()[1:]]
+    with (shoal.torch.load if model == "clicks" else shoal.load)(model) as loaded:
+        margins = loaded.decision_function(loaded.reading(shoal.read_csv("valid.csv", **loaded.schema)))
+    labels = np.array([int(row[0]) for row in rows])
+    sites = np.array([row[3] for row in rows])
+    segments = found["segments"]["site"]
+    assert {one["text"] for one in segments} == {None, "s1", "s2", "s3"}
+    for one in segments:
+        at = sites == (one["text"] or "")
+        expected = shoal.metrics.measure(labels[at], margins[at])
+        assert one["others"] == 0
+        assert {name: one[name] for name in ("logloss", "auc", "calibration", "examples")} == pytest.approx(
+            {name: getattr(expected, name) for name in ("logloss", "auc", "calibration", "examples")}
+        )
+    assert [one["examples"] for one in segments] == sorted((one["examples"] for one in segments), reverse=True)
+    many = found["segments"]["seen"]
+    assert len(many) == 21
+    assert sum(one["examples"] for one in many) == 600
+    assert many[-1]["others"] == len({row[5] for row in rows}) - 20
+    assert found["gauc"] == pytest.approx(shoal.metrics.gauc(labels, margins, [row[1] for row in rows]).gauc)
+    assert main(how) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.split()[:1] in (["s1"], ["s2"], ["(none)"])]
+    assert any(f"{many[-1]['others']} others" in line for line in lines)
+
+
+def test_reports_have_metrics_by_segment(models):
+    pytest.importorskip("matplotlib")
+    assert main(["report", "lr", "--data", "valid.csv", "--segments", "site", "--output", "r.html", "--quiet"]) == 0
+    page = Path("r.html").read_text()
+    assert "<h2>By site</h2>" in page
+    assert "<td>s1</td>" in page
+
+
+def test_segments_without_fields_are_refused(models, capsys):
+    Path("x.libsvm").write_text("1 1:1\n0 2:1\n")
+    assert main(["train", "lr", "--data", "x.libsvm", "--format", "libsvm", "--output", "x", "--quiet"]) == 0
+    assert main(["evaluate", "x", "--data", "x.libsvm", "--segments", "site"]) == 2
+    assert "--segments names a field, and libsvm has none" in capsys.readouterr().err
+    assert main(["report", "x", "--segments", "site"]) == 2
+    assert "--segments requires --data" in capsys.readouterr().err

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from shoal.base.machine import local_path
 from shoal.base.plural import counted
+from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer, naming, warn
 from shoal.cli.options import Command
-from shoal.cli.reading import ReadingForModel, open_reader, opened_model
-from shoal.config import COLUMN_FORMATS, File, Name
+from shoal.cli.reading import ReadingForModel, Segments, columns_of, opened_model
+from shoal.config import File, Name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.data import Batch, Reader
     from shoal.metrics import GroupedAUC, Metrics
     from shoal.models.predictor import Predictor
+    from shoal.models.segments import Segment
 
 PREDICT_EXAMPLES = """\
 examples:
@@ -41,6 +43,7 @@ examples:
   $ shoal evaluate ctr --data day_1.tsv
   $ shoal evaluate small --data test.libsvm --json
   $ shoal evaluate ads --data ads_1.csv --group user
+  $ shoal evaluate ads --data ads_1.csv --segments country,device
 
   logloss      mean negative log-likelihood, in nats per example
   AUC          share of (positive, negative) pairs in the right order; ties count half
@@ -66,6 +69,7 @@ class Evaluate(ReadingForModel, frozen=True, kw_only=True):
         Name | None,
         "column, namespace or field whose text is the group of an example: print GAUC, the mean AUC within groups",
     ] = None
+    segments: Segments = ()
 
 
 def predict(options: Predict) -> Answer:
@@ -105,14 +109,9 @@ def _of_task(model: Any, task: str, batch: Batch) -> NDArray[np.float64]:
 
 def evaluate(options: Evaluate) -> Answer:
     """Measure predictions against the labels."""
-    from shoal.models.evaluation import measure
-
     note = ""
     with opened_model(options) as (model, reader):
-        if options.group is None:
-            metrics, _, grouped = measure([model], reader)[0]
-        else:
-            metrics, grouped = _grouped(options, options.group, model, reader)
+        metrics, grouped, segments = _measured(options, model, reader)
         if grouped is not None:
             note = (
                 f"\nGAUC {grouped.gauc:.6f}  ({grouped.groups:,} groups, {grouped.left_out:,} with one class skipped)"
@@ -145,61 +144,57 @@ def evaluate(options: Evaluate) -> Answer:
             found = model.evaluate_tasks(reader)  # type: ignore[attr-defined]
             note += "".join(f"\n{name:<12} {its}" for name, its in found.items())
             facts["tasks"] = {name: to_builtins(its) for name, its in found.items()}
+        if segments:
+            note += "".join(f"\n{line}" for column, some in segments.items() for line in _segment_lines(column, some))
+            facts["segments"] = {
+                column: [{"text": one.text, "others": one.others, **_as_facts(one.metrics)} for one in some]
+                for column, some in segments.items()
+            }
         return Answer(f"{metrics}{note}", facts)
 
 
-def _grouped(options: Evaluate, group: str, model: Predictor, reader: Reader) -> tuple[Metrics, GroupedAUC]:
-    """Measure a model, also within groups, which are read in a pass of their own."""
-    import numpy as np
+def _as_facts(metrics: Metrics) -> dict[str, Any]:
+    names = ("logloss", "auc", "calibration", "base_rate", "examples", "weight")
+    return {name: getattr(metrics, name) for name in names}
 
+
+def _measured(
+    options: Evaluate, model: Predictor, reader: Reader
+) -> tuple[Metrics, GroupedAUC | None, dict[str, list[Segment]]]:
+    """Measure a model, also within groups and by segment, whose columns are read in a pass of their own."""
     from shoal.metrics import gauc
-    from shoal.models.evaluation import check_data, evaluate, predicted
-    from shoal.models.measured import Margins
+    from shoal.models.evaluation import measure, measure_with_predictions
+    from shoal.models.segments import by_segment
 
+    group = [] if options.group is None else [options.group]
+    if not (group or options.segments):
+        metrics, _, grouped = measure([model], reader)[0]
+        return metrics, grouped, {}
+    option = "--group" if group else "--segments"
     if model.is_multiclass:
-        raise ValueError("--group measures the AUC within groups, which is of two classes: leave it out")
-    if reader.format == "libsvm":
-        raise ValueError("--group names a field, and libsvm has none: leave it out")
+        raise ValueError(f"{option} measures by groups of examples, which is of two classes: leave it out")
     if not reader.repeatable or options.on_error == "skip":
-        raise ValueError("--group reads the data twice: write a stream to a file, and leave out --on-error skip")
-    check_data([model], reader)
-    found = predicted([model], reader, Margins(1, model.check_groups))
-    metrics = evaluate(found, reader)[0].metrics
-    groups = np.concatenate([_groups(batch, number) for number, batch in _batches_with_groups(options, group, reader)])
-    examples = found.joined()
-    return metrics, gauc(examples.labels, examples.margins[0], groups, examples.weights)
+        raise ValueError(f"{option} reads the data twice: write a stream to a file, and leave out --on-error skip")
+    (metrics, _, grouped), found = measure_with_predictions(model, reader)
+    columns = list(dict.fromkeys([*group, *options.segments]))
+    by = columns_of(options.data, options, reader, columns, option)
+    if options.group is not None:
+        grouped = gauc(found.labels, found.margins[0], by[options.group].number, found.weights)
+    return metrics, grouped, {column: by_segment(by[column], found) for column in options.segments}
 
 
-def _batches_with_groups(options: Evaluate, group: str, reader: Reader) -> Iterator[tuple[int, Batch]]:
-    """Read the examples with the field of each feature, of columns only that of the groups; yield its number too."""
-    from shoal.data.readers import field_number
+def _segment_lines(column: str, segments: Sequence[Segment]) -> list[str]:
+    """Return the metrics of segments as a table."""
+    from shoal.models.segments import title
 
-    schema = {name: value for name, value in reader.schema.items() if name != "interactions"}
-    if reader.format in COLUMN_FORMATS:
-        schema = {name: value for name, value in schema.items() if name not in _OTHER_ROLES}
-        schema["categorical"] = [group]
-    number = field_number(reader.format, group)
-    for batch in open_reader(options.data, reader.format, options, schema).unlabelled().with_fields():
-        yield number, batch
-
-
-_OTHER_ROLES = ("numeric", "lists", "vectors", "weight")
-
-
-def _groups(batch: Batch, number: int) -> NDArray[np.uint64]:
-    """Return the key of each example in a field; examples without one share a group."""
-    import numpy as np
-
-    from shoal.data import hash_strings
-
-    assert batch.fields is not None
-    mine = np.flatnonzero(batch.fields == np.uint64(number))
-    example = np.repeat(np.arange(len(batch)), np.diff(batch.indptr))[mine]
-    if len(np.unique(example)) < len(example):
-        raise ValueError("--group: an example has several features of that field, and is in one group")
-    found = np.full(len(batch), hash_strings([""], number)[0])
-    found[example] = batch.keys[mine]
-    return found
+    rows = [[column, "examples", "logloss", "AUC", "calibration"]]
+    for one in segments:
+        m = one.metrics
+        rows.append(
+            [escape_text(title(one)), f"{m.examples:,}", f"{m.logloss:.6f}", f"{m.auc:.6f}", f"{m.calibration:.4f}"]
+        )
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return ["", *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)]
 
 
 @contextmanager

@@ -21,16 +21,22 @@ from shoal.config import (
     ReaderConfig,
     ReaderThreads,
     Threads,
+    Words,
     separator,
 )
 
 if TYPE_CHECKING:
     from shoal.data import FeatureNames, Reader
     from shoal.models.predictor import Predictor
+    from shoal.models.segments import Segmentation
 
 Files = Annotated[tuple[str, ...], "examples: files, patterns, URLs, or -", Setting(metavar="FILE", several=True)]
 ModelFormat = Annotated[Format, "format of the data (default: that of the training data)"]
 Model = Annotated[str, "directory of the model, or s3://...", Setting(metavar="MODEL", positional=True)]
+Segments = Annotated[
+    Words,
+    "columns, namespaces or fields: also measure by their texts, the 20 of the most examples and the others together",
+]
 Cache = Annotated[Dir | None, "directory for local copies of remote exports (default: ~/.cache/shoal)"]
 
 
@@ -80,6 +86,24 @@ def opened_model(options: ReadingForModel) -> Iterator[tuple[Predictor, Reader]]
         reader = model.reading(reader)
         model.check_format(reader)
         yield model, reader
+
+
+def columns_of(
+    data: Any, reading: Reading, reader: Reader, columns: Sequence[str], option: str
+) -> dict[str, Segmentation]:
+    """Read the texts of some columns of a reader's files, which need not be features, in a pass of their own."""
+    from shoal.models.segments import read_segments
+
+    if reader.format == "libsvm":
+        raise ValueError(f"{option} names a field, and libsvm has none: leave it out")
+    schema = {name: value for name, value in reader.schema.items() if name != "interactions"}
+    if reader.format in COLUMN_FORMATS:
+        schema = {name: value for name, value in schema.items() if name not in _OTHER_ROLES}
+        schema["categorical"] = list(columns)
+    return read_segments(open_reader(data, reader.format, reading, schema), columns)
+
+
+_OTHER_ROLES = ("numeric", "lists", "vectors", "labels", "weight")
 
 
 def format_of(data: Sequence[str], form: str | None, *, quiet: bool) -> str:

@@ -7,13 +7,14 @@ from typing import Annotated
 from shoal.base.settings import Setting
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command
-from shoal.cli.reading import Model, ModelFormat, Reading, format_for_model, open_reader
+from shoal.cli.reading import Model, ModelFormat, Reading, Segments, columns_of, format_for_model, open_reader
 from shoal.config import File, Number, Threads
 
 EXAMPLES = """\
 examples:
   $ shoal report ctr                        # ctr/report.html, from what training recorded
   $ shoal report ctr --data day_1.tsv --output ctr.html
+  $ shoal report ads --data ads_1.csv --segments country,device
 
 The HTML file has the learning curve, the calibration and ROC curves on --data (by default as recorded on the --valid of
 the training), settings, counts and the largest weights. It is self-contained.
@@ -30,6 +31,7 @@ class Report(Reading, frozen=True, kw_only=True):
         tuple[str, ...], "validation examples to measure the model on", Setting(metavar="FILE", several=True)
     ] = ()
     format: ModelFormat = None
+    segments: Segments = ()
     top: Annotated[Number, "number of weights to list"] = 30
     threads: Threads = None
 
@@ -44,12 +46,22 @@ def report(options: Report) -> Answer:
     if directory.kind() is None:
         raise ValueError(f"{directory}: there is no such model")
     described = files.read(directory)
-    data = None
+    data, segments = None, {}
+    if options.segments and (not options.data or options.on_error == "skip"):
+        raise ValueError("--segments requires --data, which it reads twice, without --on-error skip")
     if options.data:
         form = format_for_model(options.data, options.format, directory, described.format)
         data = open_reader(options.data, form, options, described.schema, learned=described.format)
+        if options.segments:
+            segments = columns_of(options.data, options, data, options.segments, "--segments")
     out = reports.report(
-        directory, options.output, data, overwrite=options.overwrite, top=options.top, threads=options.threads
+        directory,
+        options.output,
+        data,
+        segments=segments,
+        overwrite=options.overwrite,
+        top=options.top,
+        threads=options.threads,
     )
     return Answer(f"{'report':<12} {out}", {"model": str(directory), "report": str(out)})
 

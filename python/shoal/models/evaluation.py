@@ -29,6 +29,13 @@ def measure(models: Sequence[Evaluable], data: Batch | Iterable[Batch]) -> list[
     return evaluate(predicted(models, batches, models[0].examples_to_measure(len(models))), data)
 
 
+def measure_with_predictions(model: Evaluable, data: Batch | Iterable[Batch]) -> tuple[Evaluation, Predictions]:
+    """Measure a model of two classes; return its predictions too."""
+    check_data([model], data)
+    found = predicted([model], [data] if isinstance(data, Batch) else data, Margins(1, model.check_groups))
+    return evaluate(found, data)[0], found.joined()
+
+
 def check_data(models: Sequence[Evaluable], data: Batch | Iterable[Batch]) -> None:
     """Check that the models can be measured on the data."""
     check_iterable([data] if isinstance(data, Batch) else data, "data", passes=1)

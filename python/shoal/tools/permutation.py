@@ -148,7 +148,7 @@ def importance(
             values.append(measure(examples.labels, _margins(model, examples), examples.weights))
             for name, fields in units.of(examples).items():
                 generator = np.random.default_rng([seed, number, *name.encode()])
-                is_moved = np.isin(examples.fields, fields)
+                is_moved = np.isin(cast("npt.NDArray[np.uint64]", examples.fields), fields)
                 found = losses.setdefault(name, {})[number] = []
                 for _ in range(repeats):
                     permuted = _permuted(examples, is_moved, generator.permutation(len(examples)))

@@ -22,6 +22,7 @@ from shoal import checkpoint, models
 from shoal.data import Batch, Reader, columns
 from shoal.models import Fit, Model, evaluation, files
 from shoal.models.predictor import Predictor
+from shoal.models.segments import Segmentation, by_segment
 from shoal.optim import Optimizer
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
@@ -43,6 +44,7 @@ def report(
     data: Iterable[Batch] | None = None,
     *,
     data_name: str | None = None,
+    segments: Mapping[str, Segmentation] | None = None,
     names: Mapping[int, str] | None = None,
     overwrite: bool = False,
     top: int = TOP,
@@ -62,6 +64,9 @@ def report(
         recorded about its validation data.
     data_name : str, optional
         Name of the data in the report; default: the name of the reader's file, or "held out".
+    segments : mapping of str to Segmentation, optional
+        Of the examples of ``data``, by column, from `shoal.models.segments.read_segments`: metrics are also shown for
+        the texts of these columns.
     names : mapping of int to str, optional
         Names of features by their keys; default: those that were saved with the model. Other features are shown as
         numbers.
@@ -106,7 +111,7 @@ def report(
         raise ValueError(f"{target} is a directory: name a file")
     with files.store_for(directory, threads=threads) as store:
         model = _loaded(directory, store)
-        held_out = None if data is None else _held_out(model, data, data_name)
+        held_out = None if data is None else _held_out(model, data, data_name, segments or {})
         if names is None:
             names = models.load_names(directory) or {}
         facts = _facts(directory, model, held_out, names, top)
@@ -123,15 +128,23 @@ def _loaded(directory: StorageDir, store: Store) -> Model | ClickModel:
     return load(directory, store=store)
 
 
-def _held_out(model: Predictor, data: Iterable[Batch], name: str | None) -> HeldOut:
+def _held_out(
+    model: Predictor, data: Iterable[Batch], name: str | None, segments: Mapping[str, Segmentation]
+) -> HeldOut:
     model.check_fitted()
-    measured = evaluation.measure([model], model.reading(data))[0]
+    measured_by = {}
+    if segments and not model.is_multiclass:
+        measured, found = evaluation.measure_with_predictions(model, model.reading(data))
+        measured_by = {column: by_segment(one, found) for column, one in segments.items()}
+    else:
+        measured = evaluation.measure([model], model.reading(data))[0]
     path = getattr(data, "path", None)
     return HeldOut(
         name=name or (Path(path).name if path is not None else "held out"),
         metrics=measured.metrics,
         curves=measured.curves,
         calibrated=model.calibration is not None,
+        segments=measured_by,
     )
 
 

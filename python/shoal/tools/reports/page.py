@@ -13,7 +13,7 @@ import functools
 import html
 import math
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ import msgspec
 from shoal.metrics import Curves, Metrics
 from shoal.metrics.exact import entropy
 from shoal.models import History, Pass
+from shoal.models.segments import Segment, title
 from shoal.tools.reports import charts
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     curves: Curves | None
     calibrated: bool = False
+    segments: Mapping[str, Sequence[Segment]] = {}  # by column
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +80,7 @@ def page(facts: Facts) -> str:
         tiles=_tiles(facts, shown),
         learning=_learning(facts.history, shown, facts.classes),
         predictions=_predictions(shown, facts.calibration) if facts.classes is None else "",
+        segments="" if shown is None else _segments(shown),
         passes=_passes(facts.history, facts.classes),
         settings=_pairs(facts.settings),
         data=_pairs(facts.data),
@@ -242,6 +245,19 @@ def _deciles(curves: Curves) -> str:
     ]
     head = ("predicted probability", "examples (weight)", "mean predicted", "share of positives", "calibration")
     return f'<div class="card">{_table(head, rows)}</div>'
+
+
+def _segments(shown: HeldOut) -> str:
+    """Return the metrics of segments, a table for each column."""
+    head = ("examples", "positive", "log-loss", "NE", "AUC", "calibration")
+    return "".join(
+        _section(
+            f"By {html.escape(column)}",
+            f"On {html.escape(shown.name)}, the largest segments.",
+            f'<div class="card">{_table(("", *head), [(title(one), *_cells(one.metrics)) for one in segments])}</div>',
+        )
+        for column, segments in shown.segments.items()
+    )
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
