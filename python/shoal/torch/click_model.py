@@ -56,6 +56,7 @@ from shoal.torch.models.layers import Lookup, keys_for
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.recipe import Recipe, loss_function, scale_rates
 from shoal.torch.saved_click_model import SavedClickModel
+from shoal.torch.shared_rows import SharedRows
 from shoal.torch.sparse import SparseModule
 from shoal.torch.tower import read_tower
 
@@ -145,6 +146,7 @@ class ClickModel(SavedClickModel):
         self._precision = precision
         self._pipeline: Pipeline | None = None  # that learning reads from
         self._rows_ahead: list[list[torch.Tensor]] = []  # of the fit that is resumed
+        self._shared_rows: SharedRows | None = None  # while it looks at the first examples of a fit
         self._draw = 0  # seed of the random numbers of the batch that is learned from
         if self._staleness < 0:
             raise ValueError(f"staleness is {staleness}: pass the number of batches, 0 or more")
@@ -216,12 +218,19 @@ class ClickModel(SavedClickModel):
         self._pipeline = pipeline = Pipeline(
             examples,
             self._ahead(),
-            prepare=lambda batch: (batch, self.prepare(batch)),
+            prepare=self._prepare_ahead,
             staleness=self._staleness,
             rows_ahead=given,
         )
         with contextlib.closing(cast("Generator[tuple[Batch, Inputs]]", iter(pipeline))) as ready:
             yield from ready
+        self._shared_rows = None  # later passes have the same examples
+
+    def _prepare_ahead(self, batch: Batch) -> tuple[Batch, Inputs]:
+        prepared = self.prepare(batch)
+        if self._shared_rows is not None and self._shared_rows.look(prepared):
+            self._shared_rows = None
+        return batch, prepared
 
     def _ahead(self) -> dict[nn.Module, Callable[[tuple[Batch, Inputs]], torch.Tensor]]:
         """Return the keys that the lookups of a model look up."""
@@ -354,6 +363,8 @@ class ClickModel(SavedClickModel):
             )
         if self._described is not None and isinstance(data, Reader):
             self._described.check_labels(data.schema)
+        if self._described is not None and self._store.rank == 0:
+            self._shared_rows = SharedRows(self._described, getattr(data, "names", None))
         plan = Plan.of(self._learning, epochs, shuffle, early_stopping)
         task = FitInput(self.reading(data), self.reading(valid), plan)
         fitting.fit([self], task, progress=progress, checkpoint=checkpoint, callbacks=callbacks)
