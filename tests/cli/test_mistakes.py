@@ -125,6 +125,8 @@ MISTAKES = [
     (["train", "ctr", "--config", "c.toml", "--output", "x", "--seed", str(1 << 70)], "seed"),
     (["audit", "--data", "good", "--format", "libsvm", "--bits", "x"], "'x' is not a whole number"),
     (["audit", "--data", "good", "--format", "libsvm", "--examples", "-1"], "--examples is -1"),
+    (["diff", "none", "m"], "none"),
+    (["importance", "none", "--data", "good"], "none"),
     (["estimate", "--keys", "1e30", "--no-measure"], "pass 0 to 1000000000000000"),
     (["estimate", "--keys", "inf"], "'inf' is not a whole number: pass 0 to"),
     (["serve", "e", "--port", "99999"], "--port is 99999: pass 0 to 65535"),

@@ -150,7 +150,7 @@ def test_averages_predict_and_are_saved_and_the_parameters_learn(clicks, tmp_pat
     with shoal.torch.load(tmp_path) as loaded:
         assert np.array_equal(loaded.decision_function(loaded.reading(read(clicks, "valid"))), expected)
         averages = list(loaded.module.parameters())
-        assert not any(torch.equal(a, b) for a, b in zip(averages, learned, strict=True))
+        assert not any(torch.equal(a, b) for a, b in zip(averages, learned, strict=True) if a.numel())
     with shoal.local(threads=1) as store:
         plain = made(store)
         plain.fit(read(clicks), progress=False)

@@ -27,7 +27,7 @@ EXAMPLES = """\
 examples:
   $ shoal inspect ctr
   $ shoal inspect ctr --top 20              # the largest weights, with names if trained with --names
-  $ shoal inspect ctr --row ad=a3 --row user=u17     # weights, optimizer state, last use
+  $ shoal inspect ctr --row C1=68fd1e64 --row I1=3     # weights, optimizer state, last use
   $ shoal inspect ctr/checkpoint-* --json
   $ shoal inspect ctr --forecast ttl:1000 --forecast norm:0.001     # which rows a policy would remove
 

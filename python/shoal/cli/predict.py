@@ -43,7 +43,7 @@ examples:
   $ shoal evaluate ctr --data day_1.tsv
   $ shoal evaluate small --data test.libsvm --json
   $ shoal evaluate ads --data ads_1.csv --group user
-  $ shoal evaluate ads --data ads_1.csv --segments country,device
+  $ shoal evaluate ads --data ads_1.csv --segments site,user
 
   logloss      mean negative log-likelihood, in nats per example
   AUC          share of (positive, negative) pairs in the right order; ties count half

@@ -14,7 +14,7 @@ EXAMPLES = """\
 examples:
   $ shoal report ctr                        # ctr/report.html, from what training recorded
   $ shoal report ctr --data day_1.tsv --output ctr.html
-  $ shoal report ads --data ads_1.csv --segments country,device
+  $ shoal report ads --data ads_1.csv --segments site,user
 
 The HTML file has the learning curve, the calibration and ROC curves on --data (by default as recorded on the --valid of
 the training), settings, counts and the largest weights. It is self-contained.
