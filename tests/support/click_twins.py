@@ -60,20 +60,26 @@ def features_of(name: str, dense: int = 0) -> Features:
     return described(dense, history=name in SEQUENTIAL, labels=labels)
 
 
-def settings_of(name: str, *, per_field: bool = False) -> dict:
+def needed_by(name: str, dense: int = 0) -> dict:
+    """The settings without which a model of this name cannot be made."""
+    numbers = [f"x{i}" for i in range(dense)]
+    return {"user": ["0", "1", "3", *numbers[:1]], "item": ["2", "4", *numbers[1:]]} if name == "two_tower" else {}
+
+
+def settings_of(name: str, *, per_field: bool = False, dense: int = 0) -> dict:
     parameters = inspect.signature(MODELS[name]).parameters
     how = {"dim": DIM, "per_field": per_field, "attention": (3,), "task_hidden": (8,)}
-    how = {name: value for name, value in how.items() if name in parameters}
+    how = {key: value for key, value in how.items() if key in parameters} | needed_by(name, dense)
     return how | ({"hidden": SMALL} if "deep" in parameters else {})
 
 
 def built(name: str, *, dense: int = 0, per_field: bool = False) -> nn.Module:
-    return MODELS[name](make, features_of(name, dense), **settings_of(name, per_field=per_field))
+    return MODELS[name](make, features_of(name, dense), **settings_of(name, per_field=per_field, dense=dense))
 
 
 def outputs_of(model: nn.Module, x: Inputs) -> dict[str, torch.Tensor]:
-    """What a model computes, by task."""
-    return by_task(model(x), model.features)
+    """The logits that a model computes, by task."""
+    return {name: one for name, one in by_task(model(x), model.features).items() if one.dim() == 1}
 
 
 def wide(tensor) -> np.ndarray:

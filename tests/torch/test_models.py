@@ -24,6 +24,7 @@ from click_twins import (  # noqa: E402
     flat_of,
     inputs_of,
     make,
+    needed_by,
     outputs_of,
     rows_of,
     settings_of,
@@ -65,12 +66,12 @@ def test_a_model_has_a_table_for_each_field_if_asked(name):
 
     kind = MODELS[name]
     features = features_of(name)
-    kind(noting, features, per_field=True)
+    kind(noting, features, per_field=True, **needed_by(name))
     dims = {"lr": [1], "fm": [1, 16], "wide_deep": [1, 16], "deepfm": [1, 16], "fwfm": [1, 16]}.get(name, [16])
     stem = {1: "linear", 16: "embedding"}
     assert made == [(f"{stem[dim]}-{i}", dim) for dim in dims for i in range(FIELDS)]
     made.clear()
-    kind(noting, features)
+    kind(noting, features, **needed_by(name))
     assert made == [(stem[dim], dim) for dim in dims]
 
 

@@ -8,6 +8,7 @@
     features.py, inputs.py    what a model reads of an example, and a reader's batches as tensors of it
     model.py, models/         click models, which get their sparse parts from a factory; tables.py has factories
     click_model.py            a click model that learns from readers; config.py its TOML; grid.py several at once
+    retrieval.py              vectors of users and items, and recall
     pipeline.py               reading, sorting and pulling ahead of the model
     dense.py                  the dense part on the servers
     recipe.py                 clipping, schedules, plateaus and averages of a dense part; losses.py: what it minimizes
@@ -34,7 +35,7 @@ try:
 except ImportError as error:
     raise ImportError("shoal.torch needs PyTorch 2.4 or later: pip install 'shoal[torch]'") from error
 
-from shoal.torch import models
+from shoal.torch import models, retrieval
 from shoal.torch.bag import EmbeddingBag
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import load
@@ -74,5 +75,6 @@ __all__ = [
     "load",
     "models",
     "pull_together",
+    "retrieval",
     "tables",
 ]

@@ -15,6 +15,7 @@
     MMoE          Mixture of experts             several tasks over shared experts
     PLE           Layered extraction             several tasks over own and shared experts, in layers
     ESMM          Entire space                   clicks, and conversions through both
+    TwoTower      Two towers                     vectors of users and of items, for retrieval
 
     model = DeepFM(make, features, dim=16, hidden=(400, 400, 400));   logits = model(inputs)
 
@@ -42,6 +43,7 @@ from shoal.torch.models.lr import LR
 from shoal.torch.models.masknet import MaskNet
 from shoal.torch.models.mmoe import MMoE
 from shoal.torch.models.ple import PLE
+from shoal.torch.models.two_tower import TwoTower
 from shoal.torch.models.wide_deep import WideAndDeep
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "MMoE",
     "Maker",
     "MaskNet",
+    "TwoTower",
     "Vectors",
     "WideAndDeep",
     "look_up",
@@ -85,4 +88,5 @@ MODELS: dict[str, type[Model]] = {
     "mmoe": MMoE,
     "ple": PLE,
     "esmm": ESMM,
+    "two_tower": TwoTower,
 }

@@ -159,6 +159,13 @@ class Lookup(nn.Module):
     def _pooling(self, name: str) -> str:
         return self.features[name].pooling or "mean"
 
+    def places_of(self, name: str) -> list[int]:
+        """Return which of `Vectors.fields` are a feature's: that of a sequence has its side columns' as well."""
+        fixed = [one.name for one in self.features.fixed]
+        kept = {one.name for one in self.sequences}
+        pooled_names = [item for _, item, _ in self._items if item not in kept]
+        return [place for place, its in enumerate([*fixed, *pooled_names]) if its == name]
+
     def width(self, name: str) -> int:
         """Return the numbers of each item of a sequence."""
         one = self.features[name]
