@@ -825,20 +825,6 @@ def test_an_export_that_cannot_be_served_is_said(clicks, tmp_path, capsys):
     assert "was not made by a configuration (shoal train ctr): shoal serve cannot rebuild it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("dense", ["allreduce", "servers"])
-@pytest.mark.parametrize(
-    ("rule", "rate", "warns"),
-    [(shoal.Adam(lr=0.01), 0.01, True), (shoal.Adam(lr=0.03), 0.01, False), (shoal.Adagrad(lr=0.01), 0.01, False)],
-)
-def test_tables_with_the_rate_of_a_dense_adam_are_said(clicks, caplog, dense, rule, rate, warns):
-    with shoal.local(threads=1) as store:
-        module = DeepFM(shoal.torch.tables(store, rule, linear_optimizer=shoal.FTRL()), FIELDS, dim=2, hidden=[2])
-        optimizer = shoal.Adam(lr=rate) if dense == "servers" else lambda given: torch.optim.Adam(given, lr=rate)
-        click = ClickModel(module, store=store, optimizer=optimizer, dense=dense)
-        click.fit(reader(clicks), progress=False)
-    assert ("the rows of embedding have the learning rate of the dense part" in caplog.text) is warns
-
-
 def test_a_file_without_categorical_columns_takes_all_others_but_the_ignored_ones(clicks, tmp_path, capsys):
     raw = '[data]\nformat = "csv"\ndata = ["{}"]\nlabel = "click"\nnumeric = ["price"]\nhistory = "seen"\nitem = "ad"\n'
     rest = '[model]\nname = "din"\ndim = 2\nhidden = [4]\nattention = [2]\n'

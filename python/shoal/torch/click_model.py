@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 import struct
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Literal, Self, cast, get_args
@@ -43,7 +42,7 @@ from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fitting import OfCallbacks
 from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan, Plateau
 from shoal.models.team import Team, Tolerance
-from shoal.optim import Adam, AdamW, Optimizer
+from shoal.optim import Optimizer
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
@@ -61,8 +60,6 @@ from shoal.torch.sparse import SparseModule
 from shoal.torch.tower import read_tower
 
 Precision = Literal["float32", "bfloat16"]
-
-log = logging.getLogger(__name__)
 
 
 _PLAIN = Recipe()
@@ -188,20 +185,6 @@ class ClickModel(SavedClickModel):
     def precision(self) -> Precision:
         """Of the matrix products in training."""
         return self._precision
-
-    @property
-    def lazy_tables(self) -> list[str]:
-        """The tables whose Adam has the learning rate of the dense part's, with which their rows learn too slowly.
-
-        Rows move only in steps that have their keys, while all parameters of a dense Adam move in every step.
-        """
-        rate = self._dense.adam_rate
-        rules = {table.name: table.optimizer for table in self._tables}
-        return [
-            name
-            for name, rule in rules.items()
-            if rate is not None and isinstance(rule, Adam | AdamW) and rule.lr == rate
-        ]
 
     @property
     def dense_parameters(self) -> int:
@@ -389,12 +372,6 @@ class ClickModel(SavedClickModel):
     def join(self, team: Team, meeting: bytes) -> None:
         """Begin a fit, or continue one, all workers together: ``meeting`` is from `prepare_to_join`."""
         self._dense.join(team, meeting)
-        if team.leads and (lazy := self.lazy_tables):
-            log.warning(
-                "the rows of %s have the learning rate of the dense part, and move only in steps that have their keys: "
-                "if it was tuned for a dense Adam, try rates 3 to 10 times as large for the tables",
-                ", ".join(lazy),
-            )
 
     def come_late(self) -> None:
         """Take the dense part of a fit that is over, if the servers have it."""

@@ -34,7 +34,7 @@ from torch import nn
 
 from shoal.errors import ShoalError, WorkerLostError
 from shoal.models.team import START_AGAIN, Team
-from shoal.optim import Adam, AdamW, Optimizer
+from shoal.optim import Adam, Optimizer
 from shoal.schedules import Schedule
 from shoal.store.base import Store
 from shoal.table.table import Table
@@ -63,11 +63,6 @@ class DensePart:
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this worker, if it has one."""
-        return None
-
-    @property
-    def adam_rate(self) -> float | None:
-        """The learning rate, if the optimizer is an Adam."""
         return None
 
     @property
@@ -129,12 +124,6 @@ class Alone(DensePart):
         if not self._is_made:
             self._made, self._is_made = self._make(), True
         return self._made
-
-    @property
-    def adam_rate(self) -> float | None:
-        """The learning rate, if the optimizer is an Adam."""
-        is_adam = isinstance(self.optimizer, torch.optim.Adam | torch.optim.AdamW)
-        return float(self.optimizer.param_groups[0]["lr"]) if is_adam and self.optimizer is not None else None
 
     @property
     def is_on_servers(self) -> bool:
@@ -310,11 +299,6 @@ class OnServers(DensePart):
         self._share = 1.0  # of the loss
         self._parameters: DenseParameters | None = None
         self._is_newer = False
-
-    @property
-    def adam_rate(self) -> float | None:
-        """The learning rate, if the optimizer is an Adam."""
-        return self._rule.lr if isinstance(self._rule, Adam | AdamW) else None
 
     @property
     def tables(self) -> Sequence[Table]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from shoal.torch.features import Features
 from shoal.torch.inputs import Inputs
-from shoal.torch.model import LABEL, Loss, Model
+from shoal.torch.losses import Loss
+from shoal.torch.model import LABEL, Model
 from shoal.torch.models.layers import Deep, Lookup, Maker, Vectors, look_up, tower
 
 USERS, ITEMS = "user vectors", "item vectors"  # outputs in training, which the loss is of
