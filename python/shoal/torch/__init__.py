@@ -35,6 +35,7 @@ try:
 except ImportError as error:
     raise ImportError("shoal.torch needs PyTorch 2.4 or later: pip install 'shoal[torch]'") from error
 
+from shoal.config import Feature, Task
 from shoal.torch import models, retrieval
 from shoal.torch.bag import EmbeddingBag
 from shoal.torch.click_model import ClickModel
@@ -62,6 +63,7 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingCollection",
+    "Feature",
     "Features",
     "Inputs",
     "Items",
@@ -70,6 +72,7 @@ __all__ = [
     "Recipe",
     "SparseModule",
     "TableRule",
+    "Task",
     "accumulate",
     "inputs",
     "load",
