@@ -37,6 +37,7 @@ include_patterns = [
     "licenses/README.md",
     "bench/*.md",
     "csrc/README.md",
+    "examples/bars/README.md",
     "tests/fuzz/README.md",
     "tests/support/sim/README.md",
     "docs/**.md",
