@@ -113,18 +113,12 @@ def missed(found: Result, theirs: tuple[float, float] | None, spread: tuple[floa
         return []
     auc, logloss = PUBLISHED.get(found.model) or theirs or (0.0, 1.0)
     logloss = max(logloss, theirs[1] if theirs else 0.0)
-    return [
-        *(
-            []
-            if found.auc >= auc - WITHIN - spread[0]
-            else [f"{found.model}: AUC {found.auc:.4f}, published {auc:.4f}"]
-        ),
-        *(
-            []
-            if found.logloss <= logloss + WITHIN + spread[1]
-            else [f"{found.model}: log-loss {found.logloss:.4f}, of others {logloss:.4f}"]
-        ),
-    ]
+    lines = []
+    if found.auc < auc - WITHIN - spread[0]:
+        lines.append(f"{found.model}: AUC {found.auc:.4f}, published {auc:.4f}")
+    if found.logloss > logloss + WITHIN + spread[1]:
+        lines.append(f"{found.model}: log-loss {found.logloss:.4f}, of others {logloss:.4f}")
+    return lines
 
 
 def cells(pair: tuple[float, float] | None) -> str:
