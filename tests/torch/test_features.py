@@ -204,7 +204,7 @@ def test_features_go_through_json():
         (["C27"], {"form": "criteo"}, "'C27' is not a feature column"),
         (["a"], {"form": "libsvm"}, "'libsvm' is not a format with fields"),
         (["a"], {"labels": {"cvr": {"column": "conv", "mask": "ctr"}}}, "the mask of label 'cvr' is 'ctr', none of"),
-        (["a"], {"labels": {"cvr": {"colum": "conv"}}}, "did you mean 'column'"),
+        (["a"], {"labels": {"cvr": {"columnx": "conv"}}}, "did you mean 'column'"),
     ],
 )
 def test_features_that_make_no_sense_are_told(described, how, says):

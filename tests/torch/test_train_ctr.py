@@ -351,7 +351,7 @@ def test_damage_is_named(clicks, tmp_path):
         ("train", {"optimizer": {"name": "Adam", "lr": -1.0}}, r"\[train\] optimizer: Invalid learning rate"),
         ("train", {"optimizer": {"lr": 1.0}}, r"\[train\] optimizer has no name"),
         ("data", {"labels": "click"}, r"\[data\] labels is 'click': pass a table"),
-        ("data", {"lable": "click"}, r"\[data\] has no key 'lable': did you mean 'label'"),
+        ("data", {"labelx": "click"}, r"\[data\] has no key 'labelx': did you mean 'label'"),
         ("data", {"format": "libsvm"}, r"\[data\] format is libsvm, which has no fields: it is one of libffm, vw"),
         ("train", {"dense": "both"}, r"\[train\] dense is 'both': it is one of allreduce, servers"),
         ("tables", {"dtype": "int8"}, r"\[tables\] dtype is 'int8': it is one of float32, float16"),
