@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 import shoal  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.errors import ShoalError  # noqa: E402
-from shoal.models import PublishDelta  # noqa: E402
+from shoal.models import Checkpointing, PublishDelta  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
 
 
@@ -117,7 +117,7 @@ class Beats(shoal.models.Callback):
         time.sleep(0.011)
 
 
-def test_a_fit_publishes_what_has_changed_every_few_seconds(days, tmp_path):
+def test_a_fit_publishes_what_has_changed_every_few_seconds(days, tmp_path, capsys):
     with shoal.local(threads=1) as store:
         model = made(days, store)
         publish = PublishDelta(tmp_path / "out", every=0.01, full_every=3)
@@ -127,6 +127,10 @@ def test_a_fit_publishes_what_has_changed_every_few_seconds(days, tmp_path):
         assert folders == [f"{number:06}" for number in range(13, 17)]
         expected = model.probabilities(reader(days, 1))
         assert served(tmp_path / "out" / "000016", days) == pytest.approx(expected, abs=1e-12)
+        capsys.readouterr()
+        for folder, exports in (("000013", 1), ("000014", 2), ("000015", 3), ("000016", 1)):
+            assert main(["inspect", str(tmp_path / "out" / folder), "--json"]) == 0
+            assert len(json.loads(capsys.readouterr().out)["layers"]) == exports
         model.fit(reader(days, 1), progress=False, callbacks=PublishDelta(tmp_path / "out", every=1e9))
         assert sorted(os.listdir(tmp_path / "out"))[-1] == "000017"
         expected = model.probabilities(reader(days, 1))
@@ -189,6 +193,34 @@ def _line(name: str, value) -> str:
     else:
         value = json.dumps(value)
     return f"{name} = {value}\n"
+
+
+class Ends(shoal.models.Callback):
+    """Ends a fit after some batches."""
+
+    def batch_done(self, progress):
+        if progress.batches == 4:
+            raise RuntimeError("enough")
+
+
+def test_a_fit_is_resumed_only_with_the_features_and_the_model_that_it_was_begun_with(days, tmp_path):
+    begun = Checkpointing(tmp_path / "m", every=2)
+    with shoal.local(threads=1) as store, pytest.raises(RuntimeError, match="enough"):
+        made(days, store).fit(reader(days), progress=False, callbacks=Ends(), checkpoint=begun)
+    resumed = Checkpointing(tmp_path / "m", every=2, resume=True)
+    for change, says in (
+        ({"features": [{"name": "user"}, {"name": "ad", "share": "user"}]}, r"of features: it was {'name': 'ad'}, and"),
+        (
+            {"model": {"name": "deepfm", "dim": 4, "hidden": [8], "dropout": 0.1}},
+            r"of model: .* and is {'dropout': 0.1}",
+        ),
+    ):
+        with shoal.local(threads=1) as store:
+            model = build(parse(config(days) | change), store)
+            with pytest.raises(ValueError, match=says):
+                model.fit(reader(days), progress=False, checkpoint=resumed)
+    with shoal.local(threads=1) as store:
+        assert made(days, store).fit(reader(days), progress=False, checkpoint=resumed).examples == 400
 
 
 def test_what_a_model_cannot_begin_with_is_told(days, tmp_path):
