@@ -162,3 +162,20 @@ def test_a_stream_has_no_first_examples_for_quantiles(log, capsys, monkeypatch, 
         monkeypatch.setattr("sys.stdin", file)
         assert main(["train", "ctr", "--config", str(path), "--data", "-", "--output", str(tmp_path / "m")]) == 2
     assert "quantiles, which are found before a stream is read: give edges" in capsys.readouterr().err
+
+
+def test_a_reader_that_gives_a_list_other_keys_is_refused(log):
+    """Its items would share no row with the item, without a word."""
+    features = shoal.torch.Features(["ad", {"name": "seen", "type": "sequence", "share": "ad"}])
+    with shoal.local(threads=1) as store:
+        module = shoal.torch.models.DeepFM(shoal.torch.tables(store), features, dim=2, hidden=(4,))
+        model = shoal.torch.ClickModel(module, store=store)
+        own = shoal.read_csv(log / "log.csv", label="click", categorical=["ad"], lists={"seen": "seen"})
+        with pytest.raises(
+            ValueError, match=r"'seen' is read with the keys of 'seen', .* read it with lists={'seen': 'ad'"
+        ):
+            model.fit(own, progress=False)
+        text = shoal.read_csv(log / "log.csv", label="click", categorical=["ad", "seen"])
+        with pytest.raises(ValueError, match="column 'seen' is read as categorical, and its feature needs lists"):
+            model.fit(text, progress=False)
+        assert model.examples == 0
