@@ -244,6 +244,17 @@ def test_what_a_model_cannot_begin_with_is_told(days, tmp_path):
         made(days, store).init_from(tmp_path / "lr")
 
 
+def test_all_rows_shrink_after_a_pass_by_a_callback(days):
+    """Also those that no batch of the pass has: an L2 penalty of all rows."""
+    with shoal.local(threads=1) as store:
+        model = made(days, store).fit(reader(days), progress=False)
+        table = store.tables["embedding"]
+        table.assign(np.array([12345], np.uint64), np.full((1, 4), 2.0, np.float32))
+        shrinks = lambda progress: [one.decay(0.5) for one in progress.model.tables]  # noqa: E731
+        model.fit(reader(days, 1), epochs=2, progress=False, callbacks=shrinks)
+        assert table.pull(np.array([12345], np.uint64)).tolist() == [[0.5] * 4]
+
+
 def test_frozen_rows_stay_while_the_rest_learns(days, tmp_path):
     with shoal.local(threads=1) as store:
         made(days, store).fit(reader(days), progress=False).save(tmp_path / "m")
