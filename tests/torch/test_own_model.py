@@ -97,6 +97,23 @@ def test_a_model_of_ones_own_goes_through_all_commands(folder, capsys):
         np.testing.assert_array_equal(served.now.predictor.probabilities(reader), expected)
 
 
+def test_evaluate_has_the_metrics_of_a_model_of_ones_own(folder, capsys):
+    own = """
+
+class Counting(Gated):
+    def metrics(self, outputs, labels, weights):
+        return {"clicks": float(sum(next(iter(labels.values()))))}
+"""
+    (folder / "own_models.py").write_text(CODE + own)
+    config, allow = written(folder, "own_models:Counting"), ["--import", "own_models"]
+    assert main(["train", "ctr", "--config", config, *allow, "--output", "m", "--quiet"]) == 0
+    clicks = float(sum(int(line[0]) for line in (folder / "x.csv").read_text().split()[1:]))
+    assert main(["evaluate", "m", "--data", "x.csv", *allow, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"]["clicks"] == clicks
+    assert main(["evaluate", "m", "--data", "x.csv", *allow]) == 0
+    assert f"\nclicks       {clicks}\n" in capsys.readouterr().out
+
+
 def test_no_code_is_imported_that_was_not_allowed(folder, capsys, caplog):
     config = written(folder)
     assert main(["train", "ctr", "--config", config, "--output", "m"]) == 2

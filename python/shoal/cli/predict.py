@@ -136,9 +136,11 @@ def evaluate(options: Evaluate) -> Answer:
                 "gauc": None if grouped is None else grouped.gauc,
             }
         tasks = getattr(model, "tasks", ())
-        if tasks and not reader.repeatable:
-            note += f"\nthis is {tasks[0]}: the other tasks are measured on files, which can be read twice"
-        elif tasks:
+        by_task = bool(tasks) or getattr(model, "has_own_metrics", False)
+        if by_task and not reader.repeatable:
+            what = f"this is {tasks[0]}: the other tasks" if tasks else "the model's own metrics"
+            note += f"\n{what} are measured on files, which can be read twice"
+        elif by_task:
             from msgspec import to_builtins
 
             found = model.evaluate_tasks(reader)  # type: ignore[attr-defined]

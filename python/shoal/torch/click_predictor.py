@@ -57,6 +57,11 @@ class ClickPredictor(SavedPredictor):
         """The names of the tasks, the first one that of the batch's label; empty: there is one, without a name."""
         return () if self._described is None else self._described.tasks
 
+    @property
+    def has_own_metrics(self) -> bool:
+        """Whether `evaluate_tasks` has metrics of the module's own (`Model.metrics`)."""
+        return isinstance(self.module, Model) and type(self.module).metrics is not Model.metrics
+
     def _labels_of(self, batch: Batch, prepared: Inputs) -> dict[str, torch.Tensor]:
         """Return the labels by task, NaN where an example has none."""
         first, *_ = self.tasks or (LABEL,)
@@ -116,7 +121,7 @@ class ClickPredictor(SavedPredictor):
         whole: list[tuple[Any, Any, Any]] = []
         for batch, prepared in self._batches_of(data, labelled=True):
             outputs, labels = self._outputs(prepared), self._labels_of(batch, prepared)
-            if getattr(type(self.module), "metrics", Model.metrics) is not Model.metrics:
+            if self.has_own_metrics:
                 whole.append((outputs, {name: one.numpy() for name, one in labels.items()}, batch.weights))
             for name in parts.keys() & outputs.keys():
                 counted = counted_in(self._described, name, labels)
