@@ -154,11 +154,6 @@ class Model(LinearWeights, SavedModel, Learner):
         return self.table.name
 
     @property
-    def store(self) -> Store:
-        """The store of the weights."""
-        return self._store
-
-    @property
     def tables(self) -> tuple[Table, ...]:
         """All tables of the model, that of the linear weights first, that of the scales last."""
         return self._tables

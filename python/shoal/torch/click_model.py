@@ -9,14 +9,12 @@ killed at any moment and the fit resumed, with bit-identical results. Random num
 function of the seed, the pass and the batch's place in it.
 
 The loss is the mean over a batch's examples of weight times log-loss (losses.py: or another one), as in torch, and so
-are the gradients of tables.
-With ``precision="bfloat16"`` matrix products of a step are computed in bfloat16, by torch's autocast; rows, dense
-parameters, optimizers, losses and predictions stay in float32.
+are the gradients of tables. With ``precision="bfloat16"`` matrix products of a step are computed in bfloat16, by
+torch's autocast; rows, dense parameters, optimizers, losses and predictions stay in float32.
 
 Invariants
     I1  Every example is predicted before it is learned from, so the losses of a first pass are progressive.
     I2  Predicting pushes nothing and creates no rows.
-    I3  The files that a directory's model.json names belong to one moment between two batches.
 
 Threads: one thread trains. Another one prepares batches ahead.
 """

@@ -17,7 +17,7 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -30,7 +30,6 @@ from shoal.base import own_code
 from shoal.base.machine import local_path
 from shoal.base.settings import check_names, read_file
 from shoal.base.settings import read as read_settings
-from shoal.base.suggest import nearest
 from shoal.config import COLUMN_FORMATS, DataConfig, Feature, TableConfig, TableSettings, TrainConfig
 from shoal.data import Reader
 from shoal.lifecycle import parse_admission, parse_expiry
@@ -51,6 +50,8 @@ from shoal.torch.recipe import described as described_recipe
 from shoal.torch.recipe import recipe_of
 from shoal.torch.tables import TableRule, tables
 from shoal.torch.tower import check_module, described_by
+
+log = logging.getLogger(__name__)
 
 Spec = Mapping[str, Any]  # {"name": "Adagrad", "lr": 0.02}
 Run = TypeVar("Run", bound=TrainConfig)
@@ -76,8 +77,6 @@ def features_of(config: TrainConfig) -> Features:
             raise ValueError(f"[data] {error}") from None
     return features
 
-
-log = logging.getLogger(__name__)
 
 _OF_OLD = ("fields", "categorical", "numeric", "dense", "log", "history", "item")
 
@@ -221,15 +220,6 @@ def _table_settings(name: str, rule: Any) -> TableSettings:
     return read_settings(TableSettings, rule, f"[tables.rules.{name}]")
 
 
-def _known(given: Iterable[str], known: Sequence[str], where: str, what: str = "key") -> None:
-    """Raise ValueError for an unknown name; the message has the nearest known one."""
-    for name in given:
-        if name not in known:
-            near = nearest(name, known)
-            hint = "there are" if near is None else f"did you mean {near!r}? There are"
-            raise ValueError(f"{where} has no {what} {name!r}: {hint} {', '.join(known)}")
-
-
 def _converted(value: Any, kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, kind)
@@ -247,7 +237,7 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
     name = given["name"]
     takes = _takes(_kind_of(name))
     out: dict[str, Any] = {"name": name}
-    _known([key for key in given if key != "name"], list(takes), f"[model] of {name}")
+    check_names([key for key in given if key != "name"], takes, f"[model] of {name}")
     for key, value in given.items():
         if key != "name":
             out[key] = _converted(value, takes[key], f"[model] {key}")
@@ -257,7 +247,7 @@ def _model(given: Mapping[str, Any]) -> dict[str, Any]:
 def _kind_of(name: Any) -> type[Model]:
     """Return the class of a model by its name, or that of a user's own."""
     if not own_code.is_own(str(name)):
-        _known([str(name)], list(MODELS), "[model]", "model")
+        check_names([str(name)], MODELS, "[model]", "model")
         return MODELS[name]
     kind = own_code.named(name, "[model] name")
     if not (isinstance(kind, type) and issubclass(kind, Model)):
@@ -456,9 +446,9 @@ def _named(spec: Spec, where: str, kinds: Mapping[str, Any]) -> tuple[Any, dict[
     name = settings.pop("name", None)
     if name is None:
         raise ValueError(f'{where} has no name: write {{ name = "{next(iter(kinds))}", ... }}')
-    _known([str(name)], list(kinds), where, "kind")
+    check_names([str(name)], kinds, where, "kind")
     parameters = inspect.signature(kinds[name]).parameters
-    _known(settings, [one for one in parameters if one != "params"], f"{where} {name}")
+    check_names(settings, [one for one in parameters if one != "params"], f"{where} {name}")
     return kinds[name], settings
 
 

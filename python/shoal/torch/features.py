@@ -121,11 +121,9 @@ class Features:
         _ = self.group_number, self.missing, self.places  # raise for names that the format does not know
 
     @classmethod
-    def numbered(cls, fields: int, dense: int = 0) -> Features:
-        """Return features of ``fields`` categories and ``dense`` numbers, whose columns are 0, 1, ... of libffm."""
-        categories: list[Described] = [{"name": str(number)} for number in range(fields)]
-        numbers: list[Described] = [{"name": str(fields + number), "type": "number"} for number in range(dense)]
-        return cls([*categories, *numbers], form="libffm")
+    def numbered(cls, fields: int) -> Features:
+        """Return features of ``fields`` categories, whose columns are 0, 1, ... of libffm."""
+        return cls([{"name": str(number)} for number in range(fields)], form="libffm")
 
     def _check(self, one: Feature) -> None:
         where = f"feature {one.name!r} of type {one.type}"
@@ -263,7 +261,7 @@ class Features:
 
     def hashed(self, one: Feature) -> str:
         """Return the column in which a feature's texts are hashed."""
-        return column_of(one) if one.share is None else column_of(self._of[one.share])
+        return column_of(one) if one.share is None else self.hashed_as(one.share)
 
     def hashed_as(self, name: str) -> str:
         """Return the column of the feature of this name, or else the column."""

@@ -177,16 +177,17 @@ class Arrangement:
         numbers = np.array([features.number(column) for column in features.places], np.uint64)
         self._order = np.argsort(numbers).astype(np.int16)
         self._sorted = numbers[self._order]
+        shares = {share for one in features.all for share in sides_of(one).values()}
+        self.missing = {share: self._missing_in(features.hashed_as(share)) for share in shares}
         self.buckets = {one.name: self._keys_of(one) for one in features.all if one.type == "bucket" and one.edges}
 
     def _keys_of(self, one: Feature) -> npt.NDArray[np.uint64]:
         """Return the key of each interval."""
         return hash_strings([str(i) for i in range(len(one.edges) + 1)], self.features.number(column_of(one)))
 
-    def missing_in(self, column: str, share: str) -> np.uint64:
-        """Return the key of a missing text in a side column."""
-        hashed = self.features.hashed_as(share)
-        return np.uint64(hash_strings([MISSING_TEXT], self.features.number(hashed))[0])
+    def _missing_in(self, column: str) -> np.uint64:
+        """Return the key of a missing text in a column."""
+        return np.uint64(hash_strings([MISSING_TEXT], self.features.number(column))[0])
 
     def inputs(self, batch: Batch) -> Inputs:
         """Arrange a batch."""
@@ -339,7 +340,7 @@ class _Seen:
             _keys(self.batch.keys[at]),
             torch.from_numpy(offsets),
             None if weights is None or np.all(weights == 1) else torch.from_numpy(weights),
-            {column: self._side(beside[column], column, share) for column, share in sides_of(one).items()},
+            {column: self._side(beside[column], share) for column, share in sides_of(one).items()},
             numeric,
         )
 
@@ -364,9 +365,9 @@ class _Seen:
             return np.zeros(len(at), np.float32)
         return np.where(at < 0, np.float32(0), self.batch.values[at])
 
-    def _side(self, at: Places, column: str, share: str) -> Tensor:
+    def _side(self, at: Places, share: str) -> Tensor:
         """Return the keys of these places, that of a missing text where there is none."""
-        missing = self.arrangement.missing_in(column, share)
+        missing = self.arrangement.missing[share]
         if not len(self.batch.keys):
             return _keys(np.full(len(at), missing, np.uint64))
         return _keys(np.where(at < 0, missing, self.batch.keys[at]))

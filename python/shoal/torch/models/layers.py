@@ -133,6 +133,9 @@ class Lookup(nn.Module):
         for number, one in enumerate(given.fixed):
             fixed.setdefault(table_of(one, number), []).append(number)
         self._fixed = list(fixed.items())
+        asked = [column for columns in fixed.values() for column in columns]
+        back = sorted(range(len(asked)), key=asked.__getitem__)
+        self._back = None if back == list(range(len(asked))) else back  # from the order of the tables to the fields'
         number = len(ordered)
         for one in (*given.lists, *given.sequences):
             self._items.append((table_of(one, names.index(one.name)), one.name, None))
@@ -171,13 +174,19 @@ class Lookup(nn.Module):
         one = self.features[name]
         return self.dim * (1 + len(one.side)) + len(one.side_numeric)
 
-    def asked(self, x: Inputs) -> list[tuple[nn.Module, Tensor]]:
-        """Return the tables and their keys, in an order that `answered` knows."""
+    def asked(self, x: Inputs, only: nn.Module | None = None) -> list[tuple[nn.Module, Tensor]]:
+        """Return the tables, or only one of them, and their keys, in an order that `answered` knows."""
         fixed = [
-            (self.tables[place], x.keys if len(columns) == x.keys.shape[1] else x.keys[:, columns])
+            (table, x.keys if len(columns) == x.keys.shape[1] else x.keys[:, columns])
             for place, columns in self._fixed
+            if (table := self.tables[place]) is only or only is None
         ]
-        return [*fixed, *((self.tables[place], _keys_of(_items(x, name), side)) for place, name, side in self._items)]
+        items = [
+            (table, _keys_of(_items(x, name), side))
+            for place, name, side in self._items
+            if (table := self.tables[place]) is only or only is None
+        ]
+        return [*fixed, *items]
 
     def answered(self, x: Inputs, rows: Sequence[Tensor]) -> Vectors:
         """Combine the rows of the requests."""
@@ -204,13 +213,8 @@ class Lookup(nn.Module):
 
     def _in_order(self, parts: Sequence[Tensor], x: Inputs) -> Tensor:
         """Return the rows of the fixed fields in the order of the fields, times their values."""
-        if len(parts) == 1:
-            rows = parts[0]
-        else:
-            order = [column for _, columns in self._fixed for column in columns]
-            back = sorted(range(len(order)), key=order.__getitem__)
-            rows = torch.cat(list(parts), dim=1)
-            rows = rows if back == list(range(len(order))) else rows[:, back]
+        rows = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+        rows = rows if self._back is None else rows[:, self._back]
         return rows if x.values is None else rows * x.values.unsqueeze(-1)
 
     def _item_rows(self, one: Feature, parts: list[Tensor], x: Inputs) -> ItemRows:
@@ -315,8 +319,8 @@ def pull(asked: Sequence[tuple[nn.Module, Tensor]]) -> list[Tensor]:
 
 def keys_for(x: Inputs, lookup: Lookup, table: nn.Module) -> Tensor:
     """Return the keys that `look_up` passes to a table of a lookup."""
-    asked = lookup.asked(x)
-    return _together(asked, [number for number, (its, _) in enumerate(asked) if its is table])
+    asked = lookup.asked(x, table)
+    return _together(asked, range(len(asked)))
 
 
 def _by_table(asked: Sequence[tuple[nn.Module, Tensor]]) -> dict[nn.Module, list[int]]:
