@@ -17,6 +17,8 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
+from shoal.cluster.protocol.messages import WorkerGone
+from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.models import Checkpointing, EarlyStopping, files, fit_checkpoints
 from stores import one_by_one, together
 from tiers import long_after, long_but
@@ -180,6 +182,27 @@ def test_a_fit_goes_on_with_another_number_of_workers(
         assert examples == 2 * EXAMPLES
         assert [progressive.examples for progressive, _, _ in passes] == [EXAMPLES, EXAMPLES]
     assert len(batches) == after  # each has learned from some
+
+
+def test_no_checkpoint_is_written_without_a_worker_whose_loss_the_leader_has_not_heard_of(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = ClusterStore._on_event
+
+    def hear_late(store: ClusterStore, event: Any) -> None:
+        if isinstance(event, WorkerGone):
+            time.sleep(0.5)
+        heard(store, event)
+
+    monkeypatch.setattr(ClusterStore, "_on_event", hear_late)
+
+    def work(store: shoal.Store) -> Any:
+        until = 7 if store.rank else 18  # the leader goes on alone for a few batches
+        return fit_of(logistic, log, tmp_path / "m", until=until)(store)
+
+    with cluster(2, 1) as servers:
+        one_by_one(servers.address, 2, work)
+    assert files.read(tmp_path / "m").examples == 2 * 6 * BATCH
 
 
 def test_what_another_worker_cannot_begin_ends_all(log: Path, tmp_path: Path) -> None:

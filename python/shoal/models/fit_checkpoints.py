@@ -15,6 +15,7 @@ Threads: that of the fit.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from shoal.models.plan import FitInput, Plan
 from shoal.models.team import Team
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
+
+_log = logging.getLogger(__name__)
 
 _HELD_SECONDS = 30.0  # without checkpoints after a death
 
@@ -118,7 +121,13 @@ class FitCheckpointer(FitObserver):
             self._save(fit_state())
 
     def _is_held(self, team: Team) -> bool:
-        """Whether a worker has just died: who starts all of them again resumes from what they had learned together."""
+        """Whether a worker has just gone: who starts all of them again resumes from what they had learned together.
+
+        When all are ended at once, the last one may have learned a few batches without the others.
+        """
+        if not (team.is_alone or team.store.hear_of_losses()):
+            _log.warning("no checkpoint is written: the scheduler does not answer whether a worker was lost")
+            return True
         gone = len(team.store.member.gone_in_order)
         if gone != self._gone:
             self._gone, self._held_until = gone, time.monotonic() + _HELD_SECONDS

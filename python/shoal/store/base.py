@@ -164,6 +164,10 @@ class Store(StoreFiles):
         self.member.passed(name)
         return frozenset()
 
+    def hear_of_losses(self) -> bool:
+        """Wait until `member` knows of all workers without which a clock has ended; False: the scheduler is silent."""
+        return True
+
     @abstractmethod
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push of this worker is complete; raise the error of one that failed.

@@ -81,6 +81,7 @@ _log = logging.getLogger("shoal.cluster")
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _SPLIT_POLL_SECONDS = 0.1  # until the scheduler is asked for a split again
+_SILENT_SECONDS = 5.0  # that a scheduler may take to answer, before a checkpoint
 _MIN_LOAD_ROWS_PER_SECOND = 1e5  # a slower load has failed
 
 
@@ -363,6 +364,16 @@ class ClusterStore(ConnectedStore):
         self._scheduler.forget(asked)
         self.member.passed(name)
         return frozenset(passed.absent)
+
+    def hear_of_losses(self) -> bool:
+        """Wait for the scheduler, which announces a loss before it has servers end clocks without the worker."""
+        try:
+            self._scheduler.call(GetStatus(), StatusReply, min(self._timeout, _SILENT_SECONDS))
+        except DeadlineExceededError:
+            return False
+        except ShoalError:  # it was restarted without a journal: no clock ends without a worker
+            return True
+        return True
 
     # ---- splits of the data ------------------------------------------------------------------------------------------
 
