@@ -371,8 +371,8 @@ class ClusterStore(ConnectedStore):
             self._scheduler.call(GetStatus(), StatusReply, min(self._timeout, _SILENT_SECONDS))
         except DeadlineExceededError:
             return False
-        except ShoalError:  # it was restarted without a journal: no clock ends without a worker
-            return True
+        except ShoalError:
+            pass  # it was restarted without a journal: no clock ends without a worker
         return True
 
     # ---- splits of the data ------------------------------------------------------------------------------------------
