@@ -34,6 +34,7 @@ class Network:
         self.weather = weather
         self.now = 0.0
         self.delivered = 0
+        self.trace = None  # a hash of all that is sent, if one is wanted
         self._events = []
         self._planned = 0
         self._connections = {}  # link -> number of its connection
@@ -89,6 +90,8 @@ class Network:
         if weather.reconnects and chance() < weather.reconnects:
             self.break_connection(link)
         frames = [bytes(frame) for frame in frames]  # the sender's arrays may change; the wire has them as they were
+        if self.trace is not None:
+            self.trace.update(repr((link, back, frames)).encode())
         lost = self._lost.get((link, back), 0)
         is_lost = chance() < weather.loss and lost < weather.most_lost
         self._lost[link, back] = lost + 1 if is_lost else 0
