@@ -29,9 +29,10 @@ CSRC = {
     "export": "base optim",
     "wire": "base optim",
     "transport": "base wire",
-    "server": "base optim batch policy shard tier wire transport",
+    "replica": "base optim batch policy shard tier wire transport",
+    "endpoint": "base optim batch policy shard tier wire transport replica",
     "client": "base cache wire transport",
-    "bind": "base cache kernel optim batch table names policy shard tier export wire transport server client",
+    "bind": "base cache kernel optim batch table names policy shard tier export wire transport replica endpoint client",
 }
 
 PYTHON = {

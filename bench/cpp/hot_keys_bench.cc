@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "measure.h"
-#include "server/hot_keys.h"
+#include "endpoint/hot_keys.h"
 
 namespace shoal {
 namespace {

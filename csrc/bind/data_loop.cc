@@ -2,7 +2,7 @@
 #include <string>
 
 #include "bind/bind.h"
-#include "server/data_loop.h"
+#include "endpoint/data_loop.h"
 #include "transport/zmq.h"
 
 namespace shoal::bind {
@@ -11,11 +11,11 @@ namespace py = pybind11;
 
 namespace {
 
-std::unique_ptr<DataLoop> make_loop(ReplicatedService& service, std::uintptr_t context,
-                                    const std::string& module, std::string address, std::size_t max_message,
-                                    std::size_t unsent_bytes, int replies_per_peer, int heartbeat_ms,
-                                    int dead_after_ms, int linger_ms, std::string curve_secret,
-                                    std::string curve_public, std::string zap_domain) {
+std::unique_ptr<DataLoop> make_loop(Endpoint& service, std::uintptr_t context, const std::string& module,
+                                    std::string address, std::size_t max_message, std::size_t unsent_bytes,
+                                    int replies_per_peer, int heartbeat_ms, int dead_after_ms, int linger_ms,
+                                    std::string curve_secret, std::string curve_public,
+                                    std::string zap_domain) {
   LoopOptions options{.address = std::move(address),
                       .max_message = max_message,
                       .unsent_bytes = unsent_bytes,

@@ -1,9 +1,8 @@
-// Service and its replicas in Python: orders, messages, assignments, metrics and saves.
+// Endpoint and its followers in Python: orders, messages, assignments, metrics and saves.
 //
 // Over 600 lines: the bindings of one class.
 
-#include "server/replica_orders.h"
-#include "server/replicated_service.h"
+#include "endpoint/endpoint.h"
 
 #include <pybind11/stl.h>
 
@@ -17,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,37 +40,65 @@ std::vector<SlotRange> slot_ranges(const Ranges& ranges) {
   return all;
 }
 
-std::unique_ptr<ReplicatedService> make_service(std::size_t slots, const Ranges& arcs,
-                                                std::size_t deferred_reads, std::size_t deferred_bytes,
-                                                std::size_t pending_bytes, std::size_t reply_bytes,
-                                                std::size_t key_list_bytes, std::shared_ptr<TierSpace> tier) {
+std::unique_ptr<Endpoint> make_service(std::size_t slots, const Ranges& arcs, std::size_t deferred_reads,
+                                       std::size_t deferred_bytes, std::size_t pending_bytes,
+                                       std::size_t reply_bytes, std::size_t key_list_bytes,
+                                       std::shared_ptr<TierSpace> tier) {
   const ServiceLimits limits{.deferred_reads = deferred_reads,
                              .deferred_bytes = deferred_bytes,
                              .pending_bytes = pending_bytes,
                              .reply_bytes = reply_bytes,
                              .key_list_bytes = key_list_bytes,
                              .tier = std::move(tier)};
-  return std::make_unique<ReplicatedService>(Slots(slots), slot_ranges(arcs), limits);
+  return std::make_unique<Endpoint>(Slots(slots), slot_ranges(arcs), limits);
 }
 
-template <class Act>
-auto on(ReplicatedService& service, const Act& act) {
-  return act(service);
+// The follower of a stream whose primary has died, as a face for orders: they take effect in the given arcs only, and are kept as the
+// last records of these arcs, so that their other copies execute them too (Follower::act_on). Without arcs they take effect in all
+// arcs of the follower, and are not kept.
+struct FollowerOrders {
+  Endpoint& endpoint;
+  StreamId stream;
+  std::vector<SlotRange> arcs;
+};
+
+ArcResult apply(Endpoint& self, const Order& order) { return self.apply(order); }
+ArcResult apply(const FollowerOrders& self, const Order& order) {
+  return self.endpoint.apply_to_follower(self.stream, self.arcs, order);
 }
-template <class Act>
-auto on(ReplicaOrders& replica, const Act& act) {
-  return act(replica);
+
+std::vector<std::uint32_t> tables_of(const Endpoint& self) { return self.tables(); }
+std::vector<std::uint32_t> tables_of(const FollowerOrders& self) {
+  return self.endpoint.with_follower(self.stream, [](const ArcGroup& arcs) {
+    std::vector<std::uint32_t> ids;
+    for (const auto& [id, spec] : arcs.tables()) {
+      ids.push_back(id);
+    }
+    return ids;
+  });
+}
+
+std::unique_ptr<Shard> snapshot_of(const Endpoint& self, std::uint32_t id) { return self.snapshot(id); }
+std::unique_ptr<Shard> snapshot_of(const FollowerOrders& self, std::uint32_t id) {
+  return self.endpoint.with_follower(self.stream, [&](const ArcGroup& arcs) { return arcs.snapshot(id); });
+}
+
+using Pieces = std::vector<std::vector<std::byte>>;
+Pieces pieces_of(const Endpoint& self, const SlotRange& range) { return self.save_arc(range); }
+Pieces pieces_of(const FollowerOrders& self, const SlotRange& range) {
+  return self.endpoint.with_follower(self.stream,
+                                     [&](const ArcGroup& arcs) { return arcs.find(range).save(); });
 }
 
 py::bytes as_bytes(const void* data, std::size_t size) { return {static_cast<const char*>(data), size}; }
 
 // The whole state of an arc; equal arcs have equal bytes.
 template <class Face>
-py::list save_arc(Face& self, std::size_t first, std::size_t end) {
-  std::vector<std::vector<std::byte>> pieces;
+py::list save_arc(const Face& self, std::size_t first, std::size_t end) {
+  Pieces pieces;
   {
     const py::gil_scoped_release nogil;
-    pieces = on(self, [&](auto& service) { return service.save_arc({first, end}); });
+    pieces = pieces_of(self, {first, end});
   }
   py::list all;
   for (const auto& piece : pieces) {
@@ -79,87 +107,93 @@ py::list save_arc(Face& self, std::size_t first, std::size_t end) {
   return all;
 }
 
-// The scheduler's orders, which a service and its replicas take alike.
+// --- orders -----------------------------------------------------------------------------------------------------
+
+// A field of an order as Python gives it.
+template <class Value>
+struct Given {
+  using Type = Value;
+  static const Value& value(const Value& given) { return given; }
+  static Value given(const Value& value) { return value; }
+};
+template <>
+struct Given<Mode> {
+  using Type = std::string;
+  static Mode value(const std::string& mode) {
+    SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp", "no mode " + mode + ": bsp, ssp or asp");
+    return mode == "bsp" ? Mode::kBsp : (mode == "ssp" ? Mode::kSsp : Mode::kAsp);
+  }
+  static std::string given(Mode mode) {
+    return mode == Mode::kBsp ? "bsp" : (mode == Mode::kSsp ? "ssp" : "asp");
+  }
+};
+
+// What an order answers in Python.
+template <class One>
+auto result_of(const ArcResult& result) {
+  if constexpr (std::is_same_v<One, Fence>) {
+    return std::pair(result.last.clock, result.last.tables);
+  } else if constexpr (std::is_same_v<One, Hold> || std::is_same_v<One, Dismiss>) {
+    return result.clock;
+  }
+}
+
+// The argument of a method for the n-th field of an order; from number `required` on, the value of an empty order is the default.
+template <class One, std::size_t kRequired, std::size_t n>
+auto argument() {
+  constexpr auto field = std::get<n>(One::fields());
+  if constexpr (n < kRequired) {
+    return py::arg(field.name);
+  } else {
+    using Value = std::decay_t<decltype(One{}.*field.member)>;
+    return py::arg(field.name) = Given<Value>::given(One{}.*field.member);
+  }
+}
+
+// A method with the name and the fields of an order.
+template <class One, std::size_t kRequired, class Face>
+void add_order(py::class_<Face>& face) {
+  const auto add = [&]<class... Value, std::size_t... n>(const std::tuple<Field<One, Value>...>&,
+                                                         std::index_sequence<n...>) {
+    face.def(
+        One::kName.data(),
+        [](Face& self, const typename Given<Value>::Type&... given) {
+          return result_of<One>(apply(self, One{Given<Value>::value(given)...}));
+        },
+        argument<One, kRequired, n>()..., py::call_guard<py::gil_scoped_release>());
+  };
+  constexpr auto fields = One::fields();
+  add(fields, std::make_index_sequence<std::tuple_size_v<decltype(fields)>>());
+}
+
+// The scheduler's orders, which an endpoint and its followers take alike.
 template <class Face>
 void add_orders(py::class_<Face>& face) {
   using Nogil = py::call_guard<py::gil_scoped_release>;
+  add_order<StartJob, 2>(face);
+  add_order<EndJob, 1>(face);
+  add_order<Admit, 3>(face);
+  add_order<Fence, 2>(face);
+  add_order<Dismiss, 2>(face);
+  add_order<Hold, 0>(face);
+  add_order<Resume, 0>(face);
+  add_order<SetMemory, 1>(face);
+  add_order<DropTable, 1>(face);
   face.def(
-          "start_job",
-          [](Face& self, std::uint32_t job, const std::string& mode, std::uint32_t staleness, bool mean,
-             std::uint32_t before, bool is_named) {
-            SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp",
-                        "no mode " + mode + ": bsp, ssp or asp");
-            const Mode chosen = mode == "bsp" ? Mode::kBsp : (mode == "ssp" ? Mode::kSsp : Mode::kAsp);
-            on(self,
-               [&](auto& service) { service.start_job(job, chosen, staleness, mean, before, is_named); });
-          },
-          py::arg("job"), py::arg("mode"), py::arg("staleness") = 0, py::arg("mean") = false,
-          py::arg("before") = 0, py::arg("is_named") = false, Nogil())
-      .def(
-          "end_job",
-          [](Face& self, std::uint32_t job) { on(self, [&](auto& service) { service.end_job(job); }); },
-          py::arg("job"), Nogil())
-      .def(
-          "admit",
-          [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
-             std::uint32_t job) {
-            on(self, [&](auto& service) { service.admit(rank, incarnation, clock, job); });
-          },
-          py::arg("rank"), py::arg("incarnation"), py::arg("clock"), py::arg("job") = kDefaultJob, Nogil())
-      .def(
-          "fence",
-          [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t job) {
-            const LastTick last =
-                on(self, [&](auto& service) { return service.fence(rank, incarnation, job); });
-            return std::pair(last.clock, last.tables);
-          },
-          py::arg("rank"), py::arg("incarnation"), py::arg("job") = kDefaultJob, Nogil())
-      .def(
-          "dismiss",
-          [](Face& self, std::uint32_t rank, std::uint32_t incarnation, std::uint32_t clock,
-             std::vector<std::uint32_t> tables, std::uint32_t job) {
-            const LastTick last{.clock = clock, .tables = std::move(tables)};
-            return on(self, [&](auto& service) { return service.dismiss(rank, incarnation, last, job); });
-          },
-          py::arg("rank"), py::arg("incarnation"), py::arg("clock") = 0,
-          py::arg("tables") = std::vector<std::uint32_t>(), py::arg("job") = kDefaultJob, Nogil())
-      .def(
-          "hold",
-          [](Face& self, std::uint32_t job) {
-            return on(self, [&](auto& service) { return service.hold(job); });
-          },
-          py::arg("job") = kDefaultJob, Nogil())
-      .def(
-          "resume",
-          [](Face& self, std::uint32_t job) { on(self, [&](auto& service) { service.resume(job); }); },
-          py::arg("job") = kDefaultJob, Nogil())
-      .def(
           "add_table",
           [](Face& self, std::uint32_t id, std::size_t dim, const std::string& dtype,
              const std::string& optimizer, std::map<std::string, double> params, const std::string& init,
              double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
              const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire) {
-            const TableSpec spec = make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter,
-                                             init_seed, seed, admit, expire);
-            on(self, [&](auto& service) { service.add_table(id, spec); });
+            apply(self, AddTable{.id = id,
+                                 .spec = make_spec(dim, dtype, optimizer, std::move(params), init,
+                                                   init_parameter, init_seed, seed, admit, expire)});
           },
           py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
           py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
           py::arg("admit") = py::none(), py::arg("expire") = py::list(), Nogil())
-      .def(
-          "set_memory",
-          [](Face& self, std::uint64_t slot_bytes) {
-            on(self, [&](auto& service) { service.set_memory(slot_bytes); });
-          },
-          py::arg("slot_bytes"), Nogil())
-      .def(
-          "drop_table",
-          [](Face& self, std::uint32_t id) { on(self, [&](auto& service) { service.drop_table(id); }); },
-          py::arg("id"), Nogil())
       .def("save_arc", &save_arc<Face>, py::arg("first"), py::arg("end"))
-      .def(
-          "tables", [](Face& self) { return on(self, [](auto& service) { return service.tables(); }); },
-          Nogil());
+      .def("tables", [](const Face& self) { return tables_of(self); }, Nogil());
 }
 
 // --- messages ---------------------------------------------------------------------------------------------------
@@ -201,21 +235,21 @@ py::list with_frames(const py::sequence& message, const Use& use) {
   return replies_of([&](ReplyQueue& out) { use(frames, out); });
 }
 
-py::list handle(ReplicatedService& service, const py::bytes& peer, const py::sequence& message) {
+py::list handle(Endpoint& service, const py::bytes& peer, const py::sequence& message) {
   const std::string name = peer;
   return with_frames(message, [&](std::span<const wire::Frame> frames, ReplyQueue& out) {
     service.handle(name, frames, out);
   });
 }
 
-py::list handle_backup(ReplicatedService& service, StreamId stream, const py::sequence& message) {
+py::list handle_backup(Endpoint& service, StreamId stream, const py::sequence& message) {
   return with_frames(message, [&](std::span<const wire::Frame> frames, ReplyQueue& out) {
     service.handle_backup(stream, frames, out);
   });
 }
 
 // [header, frames...], or None
-py::object next_message(ReplicatedService& service, StreamId stream) {
+py::object next_message(Endpoint& service, StreamId stream) {
   StreamMessage message;
   if (!service.next_message(stream, message)) {
     return py::none();
@@ -235,7 +269,7 @@ py::object next_message(ReplicatedService& service, StreamId stream) {
 using Outgoing = std::tuple<StreamId, std::string, std::string, Ranges, Ranges>;
 using Incoming = std::tuple<StreamId, Ranges>;
 
-void assign(ReplicatedService& service, std::uint32_t epoch, const Ranges& primary,
+void assign(Endpoint& service, std::uint32_t epoch, const Ranges& primary,
             const std::vector<Outgoing>& outgoing, const std::vector<Incoming>& incoming,
             std::uint64_t copy_rate) {
   Assignment assignment{.epoch = epoch, .primary = slot_ranges(primary), .copy_rate = copy_rate};
@@ -261,7 +295,7 @@ py::list as_list(const std::vector<SlotRange>& ranges) {
   return all;
 }
 
-py::object as_dict(const std::optional<Replica::Arriving>& arriving) {
+py::object as_dict(const std::optional<Follower::Arriving>& arriving) {
   if (!arriving) {
     return py::none();
   }
@@ -284,10 +318,19 @@ auto without_gil(Function&& function) {
   return function();
 }
 
-// None: the endpoint has been executing a request for so many seconds.
-py::object replication(const ReplicatedService& service, std::optional<double> patience) {
-  const std::optional<ReplicationStatus> found = without_gil(
-      [&] { return patience ? service.replication(milliseconds(*patience)) : service.replication(); });
+// What ask(service) returns. Nothing: the endpoint has been executing a request for so many seconds.
+template <class Ask>
+auto asked(const Endpoint& endpoint, double patience, const Ask& ask) {
+  return without_gil([&] {
+    return endpoint.within(milliseconds(patience), [&](const Endpoint& of) { return ask(of.service()); });
+  });
+}
+
+py::object replication(const Endpoint& service, std::optional<double> patience) {
+  const std::optional<ReplicationStatus> found = without_gil([&] {
+    return patience ? service.within(milliseconds(*patience), [](const Endpoint& of) { return of.status(); })
+                    : std::optional(service.replication());
+  });
   if (!found) {
     return py::none();
   }
@@ -325,7 +368,7 @@ py::object replication(const ReplicatedService& service, std::optional<double> p
   return all;
 }
 
-py::list targets(const ReplicatedService& service) {
+py::list targets(const Endpoint& service) {
   py::list all;
   for (const StreamTarget& target : service.targets()) {
     all.append(py::make_tuple(target.stream, target.address, target.server_key));
@@ -357,8 +400,8 @@ py::dict histogram(const Histogram& counts) {
   return all;
 }
 
-py::object arc_loads(const ReplicatedService& service, double patience) {
-  const auto loads = without_gil([&] { return service.arc_loads(milliseconds(patience)); });
+py::object arc_loads(const Endpoint& service, double patience) {
+  const auto loads = asked(service, patience, [](const Service& of) { return of.arc_loads(); });
   if (!loads) {
     return py::none();
   }
@@ -370,8 +413,8 @@ py::object arc_loads(const ReplicatedService& service, double patience) {
 }
 
 // [(first slot of an arc, table, {name: number})]; of a tier with "tier_" before its names.
-py::object table_loads(const ReplicatedService& service, double patience) {
-  const auto loads = without_gil([&] { return service.table_loads(milliseconds(patience)); });
+py::object table_loads(const Endpoint& service, double patience) {
+  const auto loads = asked(service, patience, [](const Service& of) { return of.table_loads(); });
   if (!loads) {
     return py::none();
   }
@@ -399,8 +442,8 @@ py::tuple described(const Table& table) {
   return py::tuple(all);
 }
 
-py::object hot_keys(const ReplicatedService& service, std::size_t most, double patience) {
-  const auto found = without_gil([&] { return service.hot_keys(most, milliseconds(patience)); });
+py::object hot_keys(const Endpoint& service, std::size_t most, double patience) {
+  const auto found = asked(service, patience, [&](const Service& of) { return of.hot_keys(most); });
   if (!found) {
     return py::none();
   }
@@ -412,11 +455,11 @@ py::object hot_keys(const ReplicatedService& service, std::size_t most, double p
 }
 
 // int64[n, dim]; without rows if it does not serve them all; None while it executes a request.
-py::object peek(const ReplicatedService& service, std::uint32_t table, const Array<std::uint64_t>& keys,
+py::object peek(const Endpoint& service, std::uint32_t table, const Array<std::uint64_t>& keys,
                 double patience) {
   std::vector<std::uint64_t> hashes;
   std::ranges::transform(in(keys), std::back_inserter(hashes), [](std::uint64_t key) { return mix(key); });
-  const auto found = without_gil([&] { return service.peek(table, hashes, milliseconds(patience)); });
+  const auto found = asked(service, patience, [&](const Service& of) { return of.peek(table, hashes); });
   if (!found) {
     return py::none();
   }
@@ -426,9 +469,10 @@ py::object peek(const ReplicatedService& service, std::uint32_t table, const Arr
   return numbers;
 }
 
-py::object metrics(const ReplicatedService& service, std::optional<double> patience) {
-  const std::optional<ServiceMetrics> found = without_gil(
-      [&] { return patience ? service.metrics(milliseconds(*patience)) : std::optional(service.metrics()); });
+py::object metrics(const Endpoint& service, std::optional<double> patience) {
+  const std::optional<ServiceMetrics> found =
+      patience ? asked(service, *patience, [](const Service& of) { return of.metrics(); })
+               : without_gil([&] { return std::optional(service.metrics()); });
   if (!found) {
     return py::none();
   }
@@ -471,7 +515,7 @@ py::object shard(const py::object& self, std::uint32_t id) {
   std::unique_ptr<Shard> copy;
   {
     const py::gil_scoped_release nogil;
-    copy = on(face, [&](auto& service) { return service.snapshot(id); });
+    copy = snapshot_of(face, id);
   }
   py::object held = py::cast(std::move(copy));
   py::detail::keep_alive_impl(held, self);
@@ -483,7 +527,7 @@ py::object shard(const py::object& self, std::uint32_t id) {
 // Waits without the GIL for the next session, for at most `seconds`; None if there is none, or after close_sessions(). Its memory
 // belongs to the service.
 py::object next_session(const py::object& self, std::optional<double> seconds) {
-  auto& service = self.cast<ReplicatedService&>();
+  auto& service = self.cast<Endpoint&>();
   std::shared_ptr<CheckpointSession> save;
   {
     const py::gil_scoped_release nogil;
@@ -546,7 +590,7 @@ void add_service(py::module_& module) {
   module.attr("STATISTICS") = statistics;
   using Nogil = py::call_guard<py::gil_scoped_release>;
   const ServiceLimits limits;
-  py::class_<ReplicatedService> service(module, "Service");
+  py::class_<Endpoint> service(module, "Service");
   service
       .def(py::init(&make_service), py::arg("slots"), py::arg("arcs") = Ranges(), py::kw_only(),
            py::arg("deferred_reads") = limits.deferred_reads,
@@ -555,57 +599,56 @@ void add_service(py::module_& module) {
            py::arg("tier") = py::none())
       .def(
           "set_map",
-          [](ReplicatedService& self, std::uint32_t epoch, const Ranges& arcs) {
+          [](Endpoint& self, std::uint32_t epoch, const Ranges& arcs) {
             self.set_map(epoch, slot_ranges(arcs));
           },
           py::arg("epoch"), py::arg("arcs"), Nogil())
-      .def("shard", &shard<ReplicatedService>, py::arg("id"))
+      .def("shard", &shard<Endpoint>, py::arg("id"))
       .def("next_session", &next_session, py::arg("seconds") = std::nullopt)
-      .def("close_sessions", &ReplicatedService::close_sessions, Nogil())
+      .def("close_sessions", &Endpoint::close_sessions, Nogil())
       .def("assign", &assign, py::arg("epoch"), py::arg("primary"), py::arg("outgoing") = py::list(),
            py::arg("incoming") = py::list(), py::arg("copy_rate") = 0)
-      .def("position", &ReplicatedService::position, Nogil())
-      .def("committed", &ReplicatedService::committed, py::arg("position"), Nogil())
-      .def("retired", &ReplicatedService::retired, Nogil())
+      .def("position", &Endpoint::position, Nogil())
+      .def("committed", &Endpoint::committed, py::arg("position"), Nogil())
+      .def("retired", &Endpoint::retired, Nogil())
       .def("replication", &replication, py::arg("patience") = std::nullopt)
       .def(
           "replica",
-          [](ReplicatedService& self, StreamId stream, const Ranges& arcs) {
-            self.with_replica(stream, [](const Service& /*checked*/) {});
-            return ReplicaOrders(self, stream, slot_ranges(arcs));
+          [](Endpoint& self, StreamId stream, const Ranges& arcs) {
+            self.with_follower(stream, [](const ArcGroup& /*checked*/) {});
+            return FollowerOrders{self, stream, slot_ranges(arcs)};
           },
           py::arg("stream"), py::arg("arcs") = Ranges(), py::keep_alive<0, 1>())
       .def(
           "close_incoming",
-          [](ReplicatedService& self, const std::vector<StreamId>& streams) { self.close_incoming(streams); },
+          [](Endpoint& self, const std::vector<StreamId>& streams) { self.close_incoming(streams); },
           py::arg("streams"), Nogil())
-      .def("stamps", &ReplicatedService::stamps, Nogil())
+      .def("stamps", &Endpoint::stamps, Nogil())
       .def("handle", &handle, py::arg("peer"), py::arg("frames"))
       .def("released",
-           [](ReplicatedService& self) { return replies_of([&](ReplyQueue& out) { self.released(out); }); })
-      .def(
-          "acknowledge",
-          [](ReplicatedService& self) { return replies_of([&](ReplyQueue& out) { self.acknowledge(out); }); })
+           [](Endpoint& self) { return replies_of([&](ReplyQueue& out) { self.released(out); }); })
+      .def("acknowledge",
+           [](Endpoint& self) { return replies_of([&](ReplyQueue& out) { self.acknowledge(out); }); })
       .def("targets", &targets)
       .def("next_message", &next_message, py::arg("stream"))
       .def("handle_backup", &handle_backup, py::arg("stream"), py::arg("frames"))
-      .def("reconnected", &ReplicatedService::reconnected, py::arg("stream"))
+      .def("reconnected", &Endpoint::reconnected, py::arg("stream"))
       .def(
           "on_time",
-          [](ReplicatedService& self, Milliseconds now_ms) {
+          [](Endpoint& self, Milliseconds now_ms) {
             return replies_of([&](ReplyQueue& out) { self.on_time(now_ms, out); });
           },
           py::arg("now_ms"))
-      .def("next_time", &ReplicatedService::next_time)
-      .def("use_idle_time", &ReplicatedService::use_idle_time, Nogil())
+      .def("next_time", &Endpoint::next_time)
+      .def("use_idle_time", &Endpoint::use_idle_time, Nogil())
       .def("metrics", &metrics, py::arg("patience") = py::none())
       .def("arc_loads", &arc_loads, py::arg("patience"))
       .def("table_loads", &table_loads, py::arg("patience"))
       .def("hot_keys", &hot_keys, py::arg("most"), py::arg("patience"))
       .def("peek", &peek, py::arg("table"), py::arg("keys").noconvert(), py::arg("patience"));
   add_orders(service);
-  py::class_<ReplicaOrders> replica(module, "Replica");
-  replica.def("shard", &shard<ReplicaOrders>, py::arg("id"));
+  py::class_<FollowerOrders> replica(module, "Replica");
+  replica.def("shard", &shard<FollowerOrders>, py::arg("id"));
   add_orders(replica);
   py::class_<CheckpointSession, std::shared_ptr<CheckpointSession>>(module, "CheckpointSession")
       .def_property_readonly("slots", &CheckpointSession::slots)

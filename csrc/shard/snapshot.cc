@@ -1,6 +1,6 @@
 // A change waits for the moment, which ends with the pushes in progress, and for the copy of a slot; never for a
 // disk. When the logged contents reach `most` bytes, changes wait until slots are taken, each up to kPatience (those
-// of a data loop are repeated by their senders instead, server/service.h); at kHopeless times that, or without
+// of a data loop are repeated by their senders instead, endpoint/writes.cc); at kHopeless times that, or without
 // memory, the save fails, not the change.
 //
 // Deltas. A save may be the base of the next: from its moment on each slot records the ranges of its hashes that

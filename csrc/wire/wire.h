@@ -88,7 +88,7 @@ inline constexpr Op kLastOp = Op::kPrefetch;
 // What a REPLICATE carries: its aux.
 enum class Record : std::uint32_t {
   kAlive,    // nothing: its sequence is the position of the last record
-  kRequest,  // a request, nested; behind its header are numbers of the log (server/replication_log.h)
+  kRequest,  // a request, nested; behind its header are numbers of the log (replica/replication_log.h)
   kOrder,    // a control order
   kCopyBegin,
   kCopyChunk,
@@ -157,7 +157,7 @@ struct Header {
     table = static_cast<std::uint32_t>(stream);
     job = static_cast<std::uint32_t>(stream >> 32U);
   }
-  // REPLICATE: the stamp of the record (server/replication_log.h).
+  // REPLICATE: the stamp of the record (replica/replication_log.h).
   std::uint64_t stamp() const noexcept { return std::uint64_t{incarnation} << 32U | worker; }
   void set_stamp(std::uint64_t stamp) noexcept {
     worker = static_cast<std::uint32_t>(stamp);

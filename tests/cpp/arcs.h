@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/service.h"
+#include "endpoint/service.h"
 
 namespace shoal {
 

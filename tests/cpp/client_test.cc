@@ -13,6 +13,7 @@
 #include "batch/key_batch.h"
 #include "check.h"
 #include "memory_zmq.h"
+#include "orders.h"
 
 using namespace shoal;
 using client::CallPtr;
@@ -26,16 +27,17 @@ constexpr std::uint32_t kJob = 9;
 constexpr std::uint32_t kTable = 3;
 constexpr client::Seconds kLong = 60;
 
-std::unique_ptr<ReplicatedService> make_service(std::size_t first, std::size_t end, Mode mode) {
-  auto service = std::make_unique<ReplicatedService>(Slots(kSlots), std::vector<SlotRange>{{first, end}});
+std::unique_ptr<Endpoint> make_service(std::size_t first, std::size_t end, Mode mode) {
+  auto service = std::make_unique<Endpoint>(Slots(kSlots), std::vector<SlotRange>{{first, end}});
   service->set_map(1, {{first, end}});
-  service->start_job(kJob, mode, 0, false);
-  service->admit(0, 1, 0);
-  service->add_table(kTable, TableSpec{.dim = 1,
-                                       .dtype = Dtype::kFloat32,
-                                       .optimizer = Optimizer("SGD", {{"lr", 1.0}, {"weight_decay", 0.0}}),
-                                       .init = Init("Zeros", 0.0, 0),
-                                       .seed = 0});
+  start_job(*service, kJob, mode, 0, false);
+  admit(*service, 0, 1, 0);
+  add_table(*service, kTable,
+            TableSpec{.dim = 1,
+                      .dtype = Dtype::kFloat32,
+                      .optimizer = Optimizer("SGD", {{"lr", 1.0}, {"weight_decay", 0.0}}),
+                      .init = Init("Zeros", 0.0, 0),
+                      .seed = 0});
   return service;
 }
 
@@ -64,8 +66,8 @@ struct World {
     client.reset();
   }
 
-  std::unique_ptr<ReplicatedService> first;
-  std::unique_ptr<ReplicatedService> second;
+  std::unique_ptr<Endpoint> first;
+  std::unique_ptr<Endpoint> second;
   MemoryZmq zmq;
   std::unique_ptr<Client> client;
   std::atomic<std::size_t> noticed{0};

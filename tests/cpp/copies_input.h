@@ -21,10 +21,10 @@
 
 #include "base/byte_stream.h"
 #include "base/crc32c.h"
-#include "server/arc.h"
-#include "server/arc_copy.h"
-#include "server/orders.h"
-#include "server/replicated_service.h"
+#include "endpoint/endpoint.h"
+#include "replica/arc.h"
+#include "replica/arc_copy.h"
+#include "replica/orders.h"
 #include "service_input.h"
 
 namespace shoal::copies_input {
@@ -67,7 +67,7 @@ inline std::vector<Bytes> some_pieces(Source& from, const ServiceLimits& limits)
     primary.handle("peer", frames, out);
     out.replies().clear();
   }
-  primary.close_sessions();
+  primary.close_saves();
   try {
     return primary.save_arc(kArc);
   } catch (const std::invalid_argument&) {  // a table is being loaded
@@ -133,7 +133,7 @@ inline Order some_order(Source& from) {
     case 2:
       return Fence{.rank = from.below(3), .incarnation = 1 + from.below(3)};
     case 3:
-      return Dismiss{.rank = from.below(3), .incarnation = 1 + from.below(3), .last = {}};
+      return Dismiss{.rank = from.below(3), .incarnation = 1 + from.below(3)};
     case 4:
       return Hold{};
     case 5:
@@ -209,11 +209,11 @@ class Backup {
       service_.acknowledge(out_);
       service_input::check_replies(out_);
     }
-    service_.with_replica(kStream, [](Service& service) {
-      for (const std::uint32_t id : service.tables()) {
+    service_.with_follower(kStream, [](const ArcGroup& arcs) {
+      for (const auto& [id, spec] : arcs.tables()) {
         std::unique_ptr<Shard> rows;
         try {
-          rows = service.snapshot(id);
+          rows = arcs.snapshot(id);
         } catch (const std::invalid_argument&) {  // some arcs lack the table
           continue;
         }
@@ -221,8 +221,8 @@ class Backup {
           throw Broken("table " + std::to_string(id) + ": " + broken);
         }
       }
-      for (const SlotRange& arc : service.arcs()) {
-        check_repeatable(service, arc);
+      for (const SlotRange& range : arcs.ranges()) {
+        check_repeatable(arcs, range);
       }
     });
   }
@@ -238,11 +238,10 @@ class Backup {
     service_.acknowledge(out_);
     service_input::check_replies(out_);
   }
-  static void check_repeatable(Service& service, const SlotRange& range) {
-    service.close_sessions();
+  static void check_repeatable(const ArcGroup& arcs, const SlotRange& range) {
     std::vector<Bytes> pieces;
     try {
-      pieces = service.save_arc(range);
+      pieces = arcs.find(range).save();
     } catch (const std::invalid_argument&) {
       return;
     }
@@ -255,7 +254,7 @@ class Backup {
     }
   }
 
-  ReplicatedService service_;
+  Endpoint service_;
   BufferPool pool_;
   ReplyQueue out_{pool_};
   std::uint64_t sequence_ = 0;

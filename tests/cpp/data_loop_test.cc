@@ -1,6 +1,6 @@
 // DataLoop with a fake libzmq in memory, whose functions can fail; tests/cluster/server/test_loop.py uses the real one.
 
-#include "server/data_loop.h"
+#include "endpoint/data_loop.h"
 
 #include <poll.h>
 
@@ -18,6 +18,7 @@
 
 #include "check.h"
 #include "fake_zmq.h"
+#include "orders.h"
 #include "wire/times.h"
 
 using namespace shoal;
@@ -31,20 +32,21 @@ constexpr std::uint32_t kTable = 3;
 struct World {
   explicit World(LoopOptions options = {}, Mode mode = Mode::kAsp) : service(Slots(16), {{0, 7}, {7, 16}}) {
     service.set_map(1, {{0, 7}, {7, 16}});
-    service.start_job(kJob, mode, 0, false);
-    service.admit(0, 1, 0);
-    service.admit(1, 1, 0);
-    service.add_table(kTable, TableSpec{.dim = 4,
-                                        .dtype = Dtype::kFloat32,
-                                        .optimizer = Optimizer("SGD", {{"lr", 1.0}, {"weight_decay", 0.0}}),
-                                        .init = Init("Constant", 0.5, 0),
-                                        .seed = 0});
+    start_job(service, kJob, mode, 0, false);
+    admit(service, 0, 1, 0);
+    admit(service, 1, 1, 0);
+    add_table(service, kTable,
+              TableSpec{.dim = 4,
+                        .dtype = Dtype::kFloat32,
+                        .optimizer = Optimizer("SGD", {{"lr", 1.0}, {"weight_decay", 0.0}}),
+                        .init = Init("Constant", 0.5, 0),
+                        .seed = 0});
     options.address = "fake://any";
     loop = std::make_unique<DataLoop>(Fake::functions(), this, service, std::move(options));
   }
 
   Fake fake;
-  ReplicatedService service;
+  Endpoint service;
   std::unique_ptr<DataLoop> loop;
 };
 
@@ -217,7 +219,7 @@ TEST(replies_that_control_calls_release_leave_at_once) {
   CHECK(header_of(world.fake.wait(1)[0]).status == wire::Status::kOk);
   world.fake.arrive(pull("a", 1, 1));
   CHECK(header_of(world.fake.wait(2)[1]).status == wire::Status::kDeferred);
-  std::thread([&] { world.service.dismiss(1, 1); }).join();
+  std::thread([&] { dismiss(world.service, 1, 1); }).join();
   const auto replies = world.fake.wait(3);
   CHECK(replies[2].at(0) == bytes_of("a"));
   CHECK(header_of(replies[2]).status == wire::Status::kOk);
@@ -253,7 +255,7 @@ TEST(the_times_of_a_deferred_pull_include_what_it_waited) {
   const auto deferred = std::chrono::steady_clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - deferred;
-  std::thread([&] { world.service.dismiss(1, 1); }).join();
+  std::thread([&] { dismiss(world.service, 1, 1); }).join();
   const wire::Header header = header_of(world.fake.wait(3)[2]);
   CHECK_EQ(header.flags, wire::kReply | wire::kTimed);
   const wire::ServerTimes times = wire::unpack_times(header.aux);
@@ -284,7 +286,7 @@ TEST(requests_wakes_metrics_and_returning_memory_meet_in_many_threads) {
   });
   std::thread control([&] {
     for (std::uint32_t i = 2; !done; ++i) {
-      world.service.admit(2, i, 0);
+      admit(world.service, 2, i, 0);
     }
   });
   std::thread transport([&] {
@@ -324,7 +326,7 @@ TEST(the_end_of_the_context_ends_the_loop_which_closes_its_socket) {
 }
 
 TEST(an_address_that_is_refused_leaves_no_socket) {
-  ReplicatedService service(Slots(16), {{0, 7}, {7, 16}});
+  Endpoint service(Slots(16), {{0, 7}, {7, 16}});
   Fake fake;
   fake.refuse_bind = EADDRINUSE;
   CHECK_THROWS(DataLoop(Fake::functions(), &fake, service, {.address = "fake://x"}),

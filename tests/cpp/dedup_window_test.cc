@@ -1,6 +1,6 @@
 // Windows, clocks, histograms and pending pushes: the parts of a Service that do not use tables.
 
-#include "server/dedup_window.h"
+#include "replica/dedup_window.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "check.h"
-#include "server/clocks.h"
-#include "server/histogram.h"
-#include "server/pending_pushes.h"
+#include "endpoint/histogram.h"
+#include "replica/clocks.h"
+#include "replica/pending_pushes.h"
 
 using namespace shoal;
 

@@ -1,6 +1,6 @@
 // DurationHistograms: bounds of buckets, and counts that another thread reads.
 
-#include "server/duration_histograms.h"
+#include "endpoint/duration_histograms.h"
 
 #include <cstdint>
 #include <random>

@@ -9,8 +9,9 @@
 
 #include "arcs.h"
 #include "check.h"
+#include "endpoint/endpoint.h"
 #include "failing_memory.h"
-#include "server/replicated_service.h"
+#include "orders.h"
 
 namespace shoal {
 namespace {
@@ -81,7 +82,7 @@ std::vector<wire::Header> send(Target& target, BufferPool& pool, wire::Header he
   return replies;
 }
 
-std::size_t rows_of(const ReplicatedService& service, const SlotRange& arc) {
+std::size_t rows_of(const Endpoint& service, const SlotRange& arc) {
   ArcRestorer restorer;
   for (const auto& piece : service.save_arc(arc)) {
     restorer.add(piece);
@@ -97,17 +98,17 @@ class Pair {
     primary.assign({.epoch = 1, .primary = given, .outgoing = {{.stream = kStream, .in_sync = given}}});
     backup.assign(
         {.epoch = 1, .primary = {kArcs.front()}, .incoming = {{.stream = kStream, .in_sync = given}}});
-    for (ReplicatedService* service : {&primary, &backup}) {
-      service->add_table(kTable, spec());
-      service->start_job(kJob, Mode::kAsp, 0, false);
-      service->admit(0, 1, 0);
+    for (Endpoint* service : {&primary, &backup}) {
+      add_table(*service, kTable, spec());
+      start_job(*service, kJob, Mode::kAsp, 0, false);
+      admit(*service, 0, 1, 0);
       push(*service);
     }
     pump();
     CHECK(primary.committed(primary.position()));
   }
 
-  void push(ReplicatedService& service) {
+  void push(Endpoint& service) {
     std::vector<std::uint64_t> hashes;
     for (std::uint64_t slot = 0; slot < kSlots; ++slot) {
       hashes.push_back((slot << 60U) | 5U);
@@ -151,8 +152,8 @@ class Pair {
 
   BufferPool pool;
   std::uint64_t sequence = 0;
-  ReplicatedService primary;
-  ReplicatedService backup;
+  Endpoint primary;
+  Endpoint backup;
 };
 
 const std::vector<std::size_t> kCopies{4, 8, 12};
@@ -187,12 +188,9 @@ TEST(an_order_that_fails_at_the_copies_of_a_dead_primary_leaves_them_with_all_ro
     const std::vector<SlotRange> promoted{kArcs[1], kArcs[2]};
     const TableSpec added = spec(3);
     // Others are set aside already.
-    pair.backup.act_on_replica(kStream, std::array{kArcs[2], kArcs[3]}, EndJob{kJob + 1},
-                               [](Service& /*service*/) {});
-    const bool failed = runs_out(n, [&] {
-      pair.backup.act_on_replica(kStream, promoted, AddTable{.id = 5, .spec = added},
-                                 [&](Service& service) { service.add_table(5, added); });
-    });
+    pair.backup.apply_to_follower(kStream, std::array{kArcs[2], kArcs[3]}, EndJob{kJob + 1});
+    const bool failed = runs_out(
+        n, [&] { pair.backup.apply_to_follower(kStream, promoted, AddTable{.id = 5, .spec = added}); });
     CHECK_EQ(pair.copies(), kCopies);
     pair.backup.assign(takeover());
     CHECK_EQ(rows_of(pair.backup, kArcs[1]), 4);
@@ -205,12 +203,10 @@ TEST(an_order_that_the_copies_of_a_dead_primary_refuse_is_not_kept_for_other_cop
   Pair pair;
   const std::vector<SlotRange> promoted{kArcs[1], kArcs[2]};
   const auto before = pair.backup.stamps();
-  const auto refuse = [](Service& /*service*/) { throw std::invalid_argument("no such table"); };
-  CHECK_THROWS(pair.backup.act_on_replica(kStream, promoted, AddTable{.id = 5, .spec = spec()}, refuse),
-               "no such table");
+  CHECK_THROWS(pair.backup.apply_to_follower(kStream, promoted, AddTable{.id = kTable, .spec = spec(7)}),
+               "there is a table 3 already");
   CHECK(pair.backup.stamps() == before);
-  pair.backup.act_on_replica(kStream, promoted, DropTable{.id = kTable},
-                             [](Service& service) { service.drop_table(kTable); });
+  pair.backup.apply_to_follower(kStream, promoted, DropTable{.id = kTable});
   CHECK(pair.backup.stamps() != before);
 }
 
@@ -229,9 +225,9 @@ TEST(a_pool_whose_threads_cannot_all_start_ends_those_that_did) {
 TEST(arcs_that_were_not_adopted_for_want_of_memory_stay) {
   with_each_allocation([](long n) {
     Service from(Slots(kSlots), kArcs);
-    from.add_table(kTable, spec());
-    from.start_job(kJob, Mode::kAsp, 0, false);
-    from.start_job(kJob + 1, Mode::kAsp, 0, false, 0, true);
+    add_table(from, kTable, spec());
+    start_job(from, kJob, Mode::kAsp, 0, false);
+    start_job(from, kJob + 1, Mode::kAsp, 0, false, 0, true);
     Service to(Slots(kSlots), {});
     auto arcs = take_arcs(from, kArcs);
     const bool failed = runs_out(n, [&] { to.adopt(arcs); });
@@ -251,11 +247,11 @@ TEST(a_tick_that_releases_what_waited_for_it_survives_the_failure_of_any_allocat
     BufferPool pool;
     Service service(Slots(kSlots), kArcs);
     service.set_map(1, kArcs);
-    service.add_table(kTable, spec());
-    service.start_job(kJob, Mode::kBsp, 0, false);
-    service.admit(0, 1, 0);
-    service.admit(1, 1, 0);
-    service.track_executed(true);
+    add_table(service, kTable, spec());
+    start_job(service, kJob, Mode::kBsp, 0, false);
+    admit(service, 0, 1, 0);
+    admit(service, 1, 1, 0);
+    service.track_released(true);
     const wire::Header tick{.op = wire::Op::kTick, .worker = 0, .sequence = 1};
     const std::vector<Bytes> empty{{}, {}};
     CHECK(send(service, pool, tick, empty).at(0).status == wire::Status::kOk);
@@ -271,7 +267,7 @@ TEST(a_tick_that_releases_what_waited_for_it_survives_the_failure_of_any_allocat
     const bool failed = runs_out(n, [&] { send(service, pool, last, empty); });
     const auto writes = service.take_released();
     CHECK(failed || writes.size() == 1);
-    CHECK(writes.empty() || writes[0].executed.arcs.size() == kArcs.size() || failed);
+    CHECK(writes.empty() || writes[0].changed.size() == kArcs.size() || failed);
     send(service, pool, last, empty);  // as a worker that got no reply does
     send(service, pool, sweep, {{}});
     CHECK_EQ(service.metrics().applied, 1);

@@ -1,6 +1,6 @@
 // HotKeys compared with a map that counts every key.
 
-#include "server/hot_keys.h"
+#include "endpoint/hot_keys.h"
 
 #include <algorithm>
 #include <cstdint>

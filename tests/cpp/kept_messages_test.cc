@@ -8,9 +8,10 @@
 #include <vector>
 
 #include "check.h"
+#include "endpoint/data_loop.h"
+#include "endpoint/service.h"
 #include "fake_zmq.h"
-#include "server/data_loop.h"
-#include "server/service.h"
+#include "orders.h"
 
 using namespace shoal;
 using wire::Op;
@@ -87,22 +88,22 @@ Frames tick(std::uint32_t rank = 0, std::uint32_t clock = 0) {
 template <class AnyService>
 void set_up(AnyService& service, std::size_t end) {
   service.set_map(1, {{0, end}});
-  service.start_job(kJob, Mode::kBsp, 0, true);
-  service.admit(0, 1, 0);
-  service.admit(1, 1, 0);
+  start_job(service, kJob, Mode::kBsp, 0, true);
+  admit(service, 0, 1, 0);
+  admit(service, 1, 1, 0);
   TableSpec spec{
       .dim = kDim,
       .dtype = Dtype::kFloat32,
       .optimizer = Optimizer("Adagrad", {{"lr", 0.1}, {"eps", 1e-8}, {"n0", 0.0}, {"weight_decay", 0.0}}),
       .init = Init("Constant", 0.5, 0),
       .seed = 0};
-  service.add_table(0, spec);
+  add_table(service, 0, spec);
 }
 
 // A service that receives its messages from a fake libzmq, in the calling thread.
-struct Endpoint {
-  explicit Endpoint(const ServiceLimits& limits = {}, std::size_t end = 16,
-                    const std::vector<SlotRange>& arcs = {{0, 16}})
+struct Host {
+  explicit Host(const ServiceLimits& limits = {}, std::size_t end = 16,
+                const std::vector<SlotRange>& arcs = {{0, 16}})
       : service(Slots(16), arcs, limits) {
     set_up(service, end);
   }
@@ -144,7 +145,7 @@ std::vector<std::array<std::uint64_t, 2>> digests(const Service& service) {
 }  // namespace
 
 TEST(large_frames_of_a_push_are_kept_until_its_clock_ends) {
-  Endpoint endpoint;
+  Host endpoint;
   int kept = 0;
   std::size_t bytes = kOverhead;
   std::uint64_t sequence = 0;
@@ -177,7 +178,7 @@ TEST(pushes_that_were_kept_or_copied_or_misaligned_give_the_same_rows) {
   std::vector<std::vector<std::array<std::uint64_t, 2>>> all;
   for (const bool owned : {true, false}) {
     for (const std::size_t misalignment : {0U, 4U, 1U}) {
-      Endpoint endpoint;
+      Host endpoint;
       endpoint.fake.misalignment = misalignment;
       int kept = 0;
       for (std::uint32_t clock = 0; clock < 3; ++clock) {
@@ -206,8 +207,8 @@ TEST(one_worker_s_push_whose_frames_are_kept_is_applied_from_them) {
   // A single list is not merged: the step reads the frames themselves.
   std::vector<std::vector<std::array<std::uint64_t, 2>>> all;
   for (const bool owned : {true, false}) {
-    Endpoint endpoint;
-    endpoint.service.dismiss(1, 1);
+    Host endpoint;
+    dismiss(endpoint.service, 1, 1);
     CHECK(endpoint.handle(push(1, 3 * kLargeBoth), owned) == Status::kOk);
     CHECK_EQ(endpoint.kept(), owned ? 2 : 0);
     CHECK(endpoint.handle(tick()) == Status::kOk);
@@ -220,7 +221,7 @@ TEST(one_worker_s_push_whose_frames_are_kept_is_applied_from_them) {
 TEST(what_is_a_part_of_a_frame_or_was_decoded_is_copied) {
   constexpr std::size_t kRows = 4 * kLargeBoth;
   {
-    Endpoint endpoint({}, 8);  // half of the slots are elsewhere
+    Host endpoint({}, 8);  // half of the slots are elsewhere
     CHECK(endpoint.handle(push(1, kRows)) == Status::kWrongEpoch);
     CHECK_EQ(endpoint.kept(), 0);
     CHECK_EQ(endpoint.service.metrics().pending_bytes,
@@ -234,7 +235,7 @@ TEST(what_is_a_part_of_a_frame_or_was_decoded_is_copied) {
     CHECK_EQ(endpoint.service.snapshot(0)->size(), kRows);
   }
   {
-    Endpoint endpoint;  // a cached key list
+    Host endpoint;  // a cached key list
     CHECK(endpoint.handle(push(1, kRows, 0, 0, wire::kKeep)) == Status::kOk);
     CHECK_EQ(endpoint.kept(), 2);
     CHECK(endpoint.handle(push(3, kRows, 0, 0, wire::kDigest)) == Status::kOk);
@@ -245,7 +246,7 @@ TEST(what_is_a_part_of_a_frame_or_was_decoded_is_copied) {
     CHECK_EQ(endpoint.service.snapshot(0)->size(), kRows);
   }
   {
-    Endpoint endpoint;  // 16-bit values
+    Host endpoint;  // 16-bit values
     const auto hashes = hashes_of(1, kRows);
     const std::vector<std::uint16_t> halves(kRows * kDim, 0x3f80);
     CHECK(endpoint.handle(message(
@@ -261,7 +262,7 @@ TEST(what_is_a_part_of_a_frame_or_was_decoded_is_copied) {
 TEST(a_push_beyond_the_limit_of_pending_bytes_keeps_no_frame) {
   constexpr std::size_t kRows = 2 * kLargeBoth;
   constexpr std::size_t kBytes = kRows * (sizeof(std::uint64_t) + kDim * sizeof(float));
-  Endpoint endpoint({.pending_bytes = 2 * (kBytes + kOverhead) + kOverhead});
+  Host endpoint({.pending_bytes = 2 * (kBytes + kOverhead) + kOverhead});
   CHECK(endpoint.handle(push(1, kRows)) == Status::kOk);
   CHECK(endpoint.handle(push(2, kRows)) == Status::kOk);
   CHECK_EQ(endpoint.kept(), 4);
@@ -276,22 +277,22 @@ TEST(a_push_beyond_the_limit_of_pending_bytes_keeps_no_frame) {
 }
 
 TEST(frames_of_dropped_pushes_are_released) {
-  Endpoint endpoint;
+  Host endpoint;
   const auto push_both = [&](std::uint64_t sequence) {
     CHECK(endpoint.handle(push(sequence, kLargeBoth, 0)) == Status::kOk);
     CHECK(endpoint.handle(push(sequence, kLargeBoth, 1)) == Status::kOk);
     CHECK_EQ(endpoint.kept(), 4);
   };
   push_both(1);
-  endpoint.service.dismiss(1, 1);
+  dismiss(endpoint.service, 1, 1);
   CHECK_EQ(endpoint.kept(), 2);
-  endpoint.service.drop_table(0);
+  drop_table(endpoint.service, 0);
   CHECK_EQ(endpoint.kept(), 0);
   set_up(endpoint.service, 16);
-  endpoint.service.admit(1, 2, 0);
+  admit(endpoint.service, 1, 2, 0);
   CHECK(endpoint.handle(push(2, kLargeBoth)) == Status::kOk);
   CHECK_EQ(endpoint.kept(), 2);
-  endpoint.service.start_job(kJob + 1, Mode::kBsp, 0, false);
+  start_job(endpoint.service, kJob + 1, Mode::kBsp, 0, false);
   CHECK_EQ(endpoint.kept(), 0);
 }
 
@@ -300,7 +301,7 @@ TEST(the_arcs_that_a_message_reaches_share_its_frames) {
   std::vector<std::vector<std::array<std::uint64_t, 2>>> all;
   for (const std::vector<SlotRange>& arcs :
        {std::vector<SlotRange>{{0, 16}}, std::vector<SlotRange>{{0, 1}, {1, 6}, {6, 9}, {9, 16}}}) {
-    Endpoint endpoint({}, 16, arcs);
+    Host endpoint({}, 16, arcs);
     CHECK(endpoint.handle(push(1, kRows)) == Status::kOk);
     CHECK_EQ(endpoint.kept(), 2);
     CHECK(endpoint.handle(push(2, kRows), false) == Status::kOk);
@@ -317,7 +318,7 @@ TEST(the_arcs_that_a_message_reaches_share_its_frames) {
 TEST(a_service_may_be_destroyed_by_another_thread_with_pushes_that_came_through_its_loop) {
   Fake fake;  // its destructor checks that no frame is left
   {
-    ReplicatedService service(Slots(16), {{0, 5}, {5, 16}});
+    Endpoint service(Slots(16), {{0, 5}, {5, 16}});
     set_up(service, 16);
     DataLoop loop(Fake::functions(), &fake, service, {.address = "fake://any"});
     for (std::uint64_t sequence = 1; sequence <= 20; ++sequence) {

@@ -1,6 +1,6 @@
 // Key lists and their digests; small gradients that are sent rarely.
 
-#include "server/key_list_cache.h"
+#include "endpoint/key_list_cache.h"
 
 #include <algorithm>
 #include <cmath>

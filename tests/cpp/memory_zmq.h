@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "check.h"
-#include "server/replicated_service.h"
-#include "server/reply_queue.h"
+#include "endpoint/endpoint.h"
+#include "endpoint/reply_queue.h"
 #include "transport/event_fd.h"
 #include "transport/zmq.h"
 
@@ -33,8 +33,7 @@ class MemoryZmq {
   using Frames = std::vector<Bytes>;
 
   // `services`: of the addresses "memory://0", "memory://1", ... `lost`: of so many messages one, 0: none.
-  MemoryZmq(std::vector<ReplicatedService*> services, unsigned lost)
-      : services_(std::move(services)), lost_(lost) {
+  MemoryZmq(std::vector<Endpoint*> services, unsigned lost) : services_(std::move(services)), lost_(lost) {
     current = this;
     thread_ = std::thread([this] { serve(); });
   }
@@ -111,7 +110,7 @@ class MemoryZmq {
       }
       std::size_t service = 0;
       if (std::exchange(is_released_, false)) {
-        for (ReplicatedService* const one : services_) {
+        for (Endpoint* const one : services_) {
           one->released(replies);
         }
       }
@@ -154,7 +153,7 @@ class MemoryZmq {
     return -1;
   }
 
-  const std::vector<ReplicatedService*> services_;
+  const std::vector<Endpoint*> services_;
   const unsigned lost_;
   std::mt19937 random_{7};
   std::mutex mutex_;

@@ -1,7 +1,7 @@
-// ReplicatedService: what heartbeats ask while a thread executes a request, and a primary and its backup in threads of their own.
+// Endpoint: what heartbeats ask while a thread executes a request, and a primary and its backup in threads of their own.
 // tests/cluster/server/test_replication.py and test_replication_moves.py have what they compute.
 
-#include "server/replicated_service.h"
+#include "endpoint/endpoint.h"
 
 #include <atomic>
 #include <chrono>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "check.h"
+#include "orders.h"
 
 using namespace shoal;
 using namespace std::chrono_literals;
@@ -80,24 +81,25 @@ Frames pull(std::uint64_t sequence) {
                  {bytes_of(hashes)});
 }
 
-void prepare(ReplicatedService& service) {
-  service.add_table(kTable, TableSpec{.dim = 1,
-                                      .dtype = shoal::Dtype::kFloat32,
-                                      .optimizer = Optimizer("SGD", {{"lr", 1.0}, {"weight_decay", 0.0}}),
-                                      .init = Init("Constant", 0.0, 0),
-                                      .seed = 0});
-  service.start_job(kJob, Mode::kAsp, 0, false);
-  service.admit(0, 1, 0);
+void prepare(Endpoint& service) {
+  add_table(service, kTable,
+            TableSpec{.dim = 1,
+                      .dtype = shoal::Dtype::kFloat32,
+                      .optimizer = Optimizer("SGD", {{"lr", 1.0}, {"weight_decay", 0.0}}),
+                      .init = Init("Constant", 0.0, 0),
+                      .seed = 0});
+  start_job(service, kJob, Mode::kAsp, 0, false);
+  admit(service, 0, 1, 0);
 }
 
 // An endpoint with a thread of its own, as a data loop is; others send it messages.
-class Endpoint {
+class Host {
  public:
-  explicit Endpoint(const std::vector<SlotRange>& arcs) : service(Slots(kSlots), arcs) {
+  explicit Host(const std::vector<SlotRange>& arcs) : service(Slots(kSlots), arcs) {
     service.set_waker([this] { wake(); });
   }
-  ~Endpoint() { stop(); }
-  void start(Endpoint* backup) {
+  ~Host() { stop(); }
+  void start(Host* backup) {
     backup_ = backup;
     thread_ = std::thread([this] { run(); });
   }
@@ -118,7 +120,7 @@ class Endpoint {
   // The connection of its stream is another one: what was under way is lost.
   void cut() { cut_ = true; }
 
-  ReplicatedService service;
+  Endpoint service;
 
  private:
   struct Arrived {
@@ -186,8 +188,8 @@ class Endpoint {
     }
   }
 
-  Endpoint* backup_ = nullptr;
-  std::atomic<Endpoint*> primary_ = nullptr;
+  Host* backup_ = nullptr;
+  std::atomic<Host*> primary_ = nullptr;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Arrived> arrived_;
@@ -220,30 +222,44 @@ TEST(a_distance_in_15_bits_is_never_too_small_and_at_most_a_512th_too_large) {
 }
 
 TEST(who_asks_for_figures_does_not_wait_for_a_long_request) {
-  ReplicatedService service(Slots(kSlots), kArcs);
+  Endpoint service(Slots(kSlots), kArcs);
   prepare(service);
-  CHECK(service.arc_loads(1ms).has_value());
-  CHECK(service.metrics(1ms).has_value());
-  CHECK(service.replication(1ms).has_value());
-  CHECK(service.peek(kTable, {}, 1ms).has_value());
+  const auto ask = [&](std::chrono::milliseconds patience) {
+    return service.within(patience, [](const Endpoint& asked) { return asked.service().arc_loads().size(); });
+  };
+  CHECK_EQ(ask(1ms).value(), kArcs.size());
   bool busy = false;
   service.set_waker([&] {  // is called while the service carries out an assignment
     std::thread([&] {
       busy = true;
-      CHECK(!service.arc_loads(1ms).has_value());
-      CHECK(!service.metrics(1ms).has_value());
-      CHECK(!service.replication(1ms).has_value());
-      CHECK(!service.peek(kTable, {}, 1ms).has_value());
+      CHECK(!ask(1ms).has_value());
     }).join();
   });
   service.assign({.epoch = 1, .primary = kArcs});
-  service.set_waker({});
   CHECK(busy);
+  // Who has the mutex answers when it lets it go.
+  std::optional<std::size_t> answer;
+  std::thread asker;
+  service.set_waker([&] {
+    std::atomic<bool> begun = false;
+    asker = std::thread([&] {
+      begun = true;
+      answer = ask(10s);
+    });
+    while (!begun) {
+      std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(5ms);
+  });
+  service.assign({.epoch = 2, .primary = kArcs});
+  asker.join();
+  CHECK_EQ(answer.value(), kArcs.size());
+  service.set_waker({});
 }
 
 TEST(an_endpoint_whose_replies_wait_for_a_silent_backup_turns_requests_away_at_a_limit) {
   BufferPool pool;
-  ReplicatedService service(Slots(kSlots), kArcs, {.held_bytes = 4096});
+  Endpoint service(Slots(kSlots), kArcs, {.held_bytes = 4096});
   service.assign({.epoch = 1,
                   .primary = kArcs,
                   .outgoing = {{.stream = kStream, .address = "inproc://b", .in_sync = kArcs}}});
@@ -280,8 +296,8 @@ TEST(an_endpoint_whose_replies_wait_for_a_silent_backup_turns_requests_away_at_a
 
 TEST(a_primary_and_its_backup_in_threads_of_their_own_are_equal_after_cuts_and_a_copy) {
   constexpr std::size_t kCalls = 400;
-  Endpoint primary(kArcs);
-  Endpoint backup({});
+  Host primary(kArcs);
+  Host backup({});
   prepare(primary.service);
   backup.start(nullptr);
   primary.start(&backup);
@@ -312,7 +328,8 @@ TEST(a_primary_and_its_backup_in_threads_of_their_own_are_equal_after_cuts_and_a
   for (int cut = 0; cut < 4; ++cut) {
     primary.cut();  // loses acknowledgements
     call(kCalls / 4);
-    CHECK(primary.service.arc_loads(1s).has_value());  // as heartbeats do
+    CHECK(primary.service.within(
+        1s, [](const Endpoint& asked) { return asked.service().arc_loads(); }));  // as heartbeats do
   }
   eventually([&] { return primary.service.committed(primary.service.position()); });
   CHECK_EQ(primary.service.replication().streams.at(0).fault, std::string());

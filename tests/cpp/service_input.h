@@ -16,8 +16,9 @@
 #include <string>
 #include <vector>
 
-#include "server/key_list_cache.h"
-#include "server/service.h"
+#include "endpoint/key_list_cache.h"
+#include "endpoint/service.h"
+#include "orders.h"
 #include "wire/counts.h"
 #include "wire/values.h"
 
@@ -296,18 +297,17 @@ inline void order(Service& service, Source& from) {
   const std::uint32_t job = what < 128 ? kDefaultJob : kNamedJob;
   switch (what % 7) {
     case 0:
-      service.admit(from.below(3), 1 + from.below(3), from.below(4), job);
+      admit(service, from.below(3), 1 + from.below(3), from.below(4), job);
       break;
     case 1:
-      service.dismiss(from.below(3), 1 + from.below(3),
-                      from.below(2) == 0 ? LastTick() : service.fence(from.below(3), 1 + from.below(3), job),
-                      job);
+      dismiss(service, from.below(3), 1 + from.below(3),
+              from.below(2) == 0 ? LastTick() : fence(service, from.below(3), 1 + from.below(3), job), job);
       break;
     case 2:
-      service.hold(job);
+      hold(service, job);
       break;
     case 3:
-      service.resume(job);
+      resume(service, job);
       break;
     case 4: {
       const std::size_t first = from.below(kSlots);
@@ -318,18 +318,19 @@ inline void order(Service& service, Source& from) {
     case 5:
       if (job == kNamedJob) {
         if (from.below(2) == 0) {
-          service.end_job(job);
+          end_job(service, job);
         }
-        service.start_job(job, Mode{static_cast<std::uint8_t>(from.below(3))}, from.below(3), false, 0, true);
-        service.admit(0, 1, 0, job);
+        start_job(service, job, Mode{static_cast<std::uint8_t>(from.below(3))}, from.below(3), false, 0,
+                  true);
+        admit(service, 0, 1, 0, job);
         break;
       }
-      service.start_job(1 + from.below(2), Mode{static_cast<std::uint8_t>(from.below(3))}, from.below(3),
-                        from.below(2) != 0, from.below(4));
-      service.admit(0, 1, 0);
+      start_job(service, 1 + from.below(2), Mode{static_cast<std::uint8_t>(from.below(3))}, from.below(3),
+                from.below(2) != 0, from.below(4));
+      admit(service, 0, 1, 0);
       break;
     default:
-      service.drop_table(2);
+      drop_table(service, 2);
   }
 }
 
@@ -343,19 +344,19 @@ inline void set_up(Service& service, Source& from) {
                      .seed = 0};
   };
   const std::map<std::string, double> sgd = {{"lr", 1.0}, {"weight_decay", 0.0}};
-  service.add_table(0,
-                    spec(1, "FTRL", {{"alpha", 0.1}, {"beta", 1.0}, {"l1", 1.0}, {"l2", 0.0}, {"n0", 0.0}}));
+  add_table(service, 0,
+            spec(1, "FTRL", {{"alpha", 0.1}, {"beta", 1.0}, {"l1", 1.0}, {"l2", 0.0}, {"n0", 0.0}}));
   TableSpec counting = spec(2, "SGD", sgd);
   counting.lifecycle =
       Lifecycle(NamedRule{"AfterCount", {{"n", 2.0}, {"capacity", 16.0}}},
                 {{"TimeToLive", {{"clocks", 2.0}}}, {"MaxRows", {{"rows", 16.0}, {"frequent", 1.0}}}});
-  service.add_table(1, counting);
-  service.add_table(2, spec(1, "SGD", sgd));
-  service.start_job(kJob, Mode{static_cast<std::uint8_t>(from.below(3))}, 1, from.below(2) != 0);
-  service.admit(0, 1, 0);
-  service.admit(1, 1, 0);
-  service.start_job(kNamedJob, Mode::kBsp, 0, false, 0, true);
-  service.admit(0, 1, 0, kNamedJob);
+  add_table(service, 1, counting);
+  add_table(service, 2, spec(1, "SGD", sgd));
+  start_job(service, kJob, Mode{static_cast<std::uint8_t>(from.below(3))}, 1, from.below(2) != 0);
+  admit(service, 0, 1, 0);
+  admit(service, 1, 1, 0);
+  start_job(service, kNamedJob, Mode::kBsp, 0, false, 0, true);
+  admit(service, 0, 1, 0, kNamedJob);
 }
 
 // Throws Broken if an invariant is violated.
@@ -407,7 +408,7 @@ inline void check(std::span<const std::uint8_t> bytes) {
   if (service.metrics().messages != asked) {
     throw Broken("a count of every message");
   }
-  service.close_sessions();
+  service.close_saves();
   for (const std::uint32_t id : service.tables()) {
     if (const std::string broken = service.snapshot(id)->verify(); !broken.empty()) {
       throw Broken("table " + std::to_string(id) + ": " + broken);

@@ -15,7 +15,8 @@
 #include "arcs.h"
 #include "base/crc32c.h"
 #include "check.h"
-#include "server/service.h"
+#include "endpoint/service.h"
+#include "orders.h"
 
 namespace shoal {
 namespace {
@@ -88,7 +89,7 @@ class Fleet {
     at_.assign(kArcs.size(), 0);
     each([&](Service& service) {
       if (slot_bytes != 0) {
-        service.set_memory(slot_bytes);
+        set_memory(service, slot_bytes);
       }
     });
     serve();
@@ -300,11 +301,11 @@ void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint
     }
   };
   for (std::uint32_t id = 0; id < kTables; ++id) {
-    order([&](Service& service) { service.add_table(id, spec(id)); });
+    order([&](Service& service) { add_table(service, id, spec(id)); });
   }
-  order([&](Service& service) { service.start_job(kJob, mode, staleness, false); });
+  order([&](Service& service) { start_job(service, kJob, mode, staleness, false); });
   for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
-    order([&](Service& service) { service.admit(rank, 1, 0); });
+    order([&](Service& service) { admit(service, rank, 1, 0); });
   }
   const auto both = [&](const Header& header, const std::vector<std::vector<std::byte>>& payload) {
     const auto here = still.send(header, payload);
@@ -386,14 +387,14 @@ void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint
       named[rank].clear();
     } else if (kind == 18 && clocks[0] == clocks[1] && random() % 4 == 0) {
       // The worker is taken over: fenced, dismissed, admitted again.
-      order([&](Service& service) { service.fence(rank, incarnations[rank]); });
+      order([&](Service& service) { fence(service, rank, incarnations[rank]); });
       order([&](Service& service) {
-        service.dismiss(rank, incarnations[rank], {.clock = clocks[rank], .tables = {0, 1}});
+        dismiss(service, rank, incarnations[rank], {.clock = clocks[rank], .tables = {0, 1}});
       });
-      order([&](Service& service) { service.hold(); });
+      order([&](Service& service) { hold(service); });
       ++incarnations[rank];
       sequences[rank] = 0;
-      order([&](Service& service) { service.admit(rank, incarnations[rank], clocks[rank]); });
+      order([&](Service& service) { admit(service, rank, incarnations[rank], clocks[rank]); });
     }
     if (i % 20 == 0) {
       CHECK_EQ(still.applied(), moved.applied());
@@ -439,11 +440,11 @@ TEST(copies_of_arcs_at_any_point_go_on_like_them_and_have_equal_bytes) {
 std::vector<std::vector<std::byte>> some_pieces() {
   Fleet fleet(1, 1 << 20);
   for (const std::uint32_t id : {0U, 1U, 2U}) {
-    fleet.one(0).add_table(id, spec(id));
+    add_table(fleet.one(0), id, spec(id));
   }
-  fleet.one(0).start_job(kJob, Mode::kBsp, 0, true);
-  fleet.one(0).admit(0, 1, 0);
-  fleet.one(0).admit(1, 1, 0);
+  start_job(fleet.one(0), kJob, Mode::kBsp, 0, true);
+  admit(fleet.one(0), 0, 1, 0);
+  admit(fleet.one(0), 1, 1, 0);
   for (std::uint64_t sequence = 1; sequence < 9; ++sequence) {
     const auto id = static_cast<std::uint32_t>(sequence % 3);
     std::vector<std::uint64_t> hashes;
@@ -585,10 +586,10 @@ class Two {
 
 TEST(a_deferred_read_of_slots_that_leave_is_refused_at_once) {
   Two two;
-  two.from.add_table(0, spec(0));
-  two.from.start_job(kJob, Mode::kBsp, 0, false);
-  two.from.admit(0, 1, 0);
-  two.from.admit(1, 1, 0);
+  add_table(two.from, 0, spec(0));
+  start_job(two.from, kJob, Mode::kBsp, 0, false);
+  admit(two.from, 0, 1, 0);
+  admit(two.from, 1, 1, 0);
   CHECK(two.tick(two.from, 0, 0) == Status::kOk);
   CHECK(two.pull(two.from, 0, 5, 0, 1) == Status::kDeferred);  // slot 0
   CHECK(two.pull(two.from, 0, std::uint64_t{15} << 60U, 0, 1) ==
@@ -603,16 +604,16 @@ TEST(a_deferred_read_of_slots_that_leave_is_refused_at_once) {
 
 TEST(a_repeated_order_completes_the_arcs_that_lack_it) {
   Two two;
-  two.from.add_table(0, spec(0));
-  two.from.start_job(kJob, Mode::kAsp, 0, false);
-  two.from.admit(0, 1, 0);
-  two.to.add_table(0, spec(0));
-  two.to.start_job(kJob, Mode::kAsp, 0, false);
-  two.to.admit(0, 1, 0);
+  add_table(two.from, 0, spec(0));
+  start_job(two.from, kJob, Mode::kAsp, 0, false);
+  admit(two.from, 0, 1, 0);
+  add_table(two.to, 0, spec(0));
+  start_job(two.to, kJob, Mode::kAsp, 0, false);
+  admit(two.to, 0, 1, 0);
   move_arcs(two.from, two.to, {{0, 2}});
   // The first service alone has executed these.
-  two.from.admit(1, 1, 0);
-  two.from.add_table(1, spec(1));
+  admit(two.from, 1, 1, 0);
+  add_table(two.from, 1, spec(1));
   move_arcs(two.from, two.to, {{2, 8}});
   two.to.set_map(9, {{0, 2}, {2, 8}});
   const std::uint64_t in_first = 5;
@@ -620,26 +621,26 @@ TEST(a_repeated_order_completes_the_arcs_that_lack_it) {
   CHECK(two.pull(two.to, 0, in_first) == Status::kOk);
   CHECK(two.pull(two.to, 0, in_second, 1) == Status::kNotAdmitted);  // one arc does not know the worker
   CHECK(two.pull(two.to, 1, in_second) == Status::kNoTable);         // one arc does not have the table
-  two.to.admit(1, 1, 0);
-  two.to.add_table(1, spec(1));
+  admit(two.to, 1, 1, 0);
+  add_table(two.to, 1, spec(1));
   for (const std::uint32_t rank : {0U, 1U}) {
     for (const std::uint32_t table : {0U, 1U}) {
       CHECK(two.pull(two.to, table, in_first, rank) == Status::kOk);
       CHECK(two.pull(two.to, table, in_second, rank) == Status::kOk);
     }
   }
-  CHECK_THROWS(two.to.add_table(1, spec(0)), "there is a table 1 already");
-  two.from.fence(1, 1);
+  CHECK_THROWS(add_table(two.to, 1, spec(0)), "there is a table 1 already");
+  fence(two.from, 1, 1);
   move_arcs(two.from, two.to, {{8, 9}});
   CHECK(two.pull(two.to, 0, in_first, 1) == Status::kFenced);
-  two.from.dismiss(1, 1);
-  two.from.drop_table(1);
+  dismiss(two.from, 1, 1);
+  drop_table(two.from, 1);
   move_arcs(two.from, two.to, {{9, 16}});
   CHECK(two.pull(two.to, 0, in_first, 1) == Status::kFenced);
   CHECK(two.pull(two.to, 1, in_first) == Status::kNoTable);
-  two.to.dismiss(1, 1);
-  two.to.drop_table(1);
-  two.to.drop_table(1);
+  dismiss(two.to, 1, 1);
+  drop_table(two.to, 1);
+  drop_table(two.to, 1);
   CHECK(two.to.tables() == std::vector<std::uint32_t>{0});
   CHECK(two.pull(two.to, 0, in_first) == Status::kOk);
   CHECK_EQ(two.to.metrics().clocks.size(), 1);
@@ -647,15 +648,15 @@ TEST(a_repeated_order_completes_the_arcs_that_lack_it) {
 
 TEST(a_job_that_some_arcs_have_not_started_serves_nobody_until_the_order_is_repeated) {
   Two two;
-  two.from.add_table(0, spec(0));
-  two.from.start_job(kJob, Mode::kAsp, 0, false);
-  two.from.admit(0, 1, 0);
+  add_table(two.from, 0, spec(0));
+  start_job(two.from, kJob, Mode::kAsp, 0, false);
+  admit(two.from, 0, 1, 0);
   move_arcs(two.from, two.to, {{0, 2}});
   two.to.set_map(9, {{0, 2}});
   CHECK(two.pull(two.to, 0, 5) == Status::kOk);
   const auto start = [](Service& service) {
-    service.start_job(kJob + 1, Mode::kAsp, 0, false);
-    service.admit(0, 1, 0);
+    start_job(service, kJob + 1, Mode::kAsp, 0, false);
+    admit(service, 0, 1, 0);
   };
   start(two.from);
   const Header push{.op = Op::kPush,
@@ -694,10 +695,10 @@ TEST(a_job_that_some_arcs_have_not_started_serves_nobody_until_the_order_is_repe
 
 TEST(a_repeated_tick_reaches_the_arcs_that_lack_it_and_no_other) {
   Two two;
-  two.from.add_table(0, spec(0));
-  two.from.start_job(kJob, Mode::kBsp, 0, false);
-  two.from.admit(0, 1, 0);
-  two.from.admit(1, 1, 0);
+  add_table(two.from, 0, spec(0));
+  start_job(two.from, kJob, Mode::kBsp, 0, false);
+  admit(two.from, 0, 1, 0);
+  admit(two.from, 1, 1, 0);
   move_arcs(two.from, two.to, {{0, 2}});
   two.to.set_map(9, {{0, 2}});
   CHECK(two.tick(two.from, 0, 0) == Status::kOk);
@@ -712,7 +713,7 @@ TEST(a_repeated_tick_reaches_the_arcs_that_lack_it_and_no_other) {
 
 TEST(arcs_that_do_not_fit_are_refused_and_stay) {
   Two two;
-  two.from.add_table(0, spec(0));
+  add_table(two.from, 0, spec(0));
   CHECK_THROWS(take_arcs(two.from, {{0, 1}}), "no arc here has the slots [0, 1)");
   CHECK_THROWS(take_arcs(two.from, {{0, 2}, {0, 2}}), "named twice");
   auto arcs = take_arcs(two.from, {{0, 2}});
@@ -721,10 +722,10 @@ TEST(arcs_that_do_not_fit_are_refused_and_stay) {
   Service other(Slots(32), {});
   CHECK_THROWS(other.adopt(arcs), "16 slots does not fit a service of 32");
   Service another(Slots(kSlots), {});
-  another.add_table(0, spec(1));
+  add_table(another, 0, spec(1));
   CHECK_THROWS(another.adopt(arcs), "table 0 has another description");
   Service budgeted(Slots(kSlots), {});
-  CHECK_THROWS(budgeted.set_memory((std::uint64_t{1} << 48U) + 1), "beyond any machine");  // no copy has it
+  CHECK_THROWS(set_memory(budgeted, (std::uint64_t{1} << 48U) + 1), "beyond any machine");  // no copy has it
   CHECK_EQ(arcs.size(), 1);
   CHECK(arcs.front() != nullptr);
   two.from.adopt(arcs);
@@ -737,13 +738,13 @@ TEST(arcs_keep_their_shares_of_memory_wherever_they_go) {
   constexpr std::uint64_t kLess = 1U << 20U;
   constexpr std::uint64_t kMore = 3 * kLess;
   Two one;
-  one.from.set_memory(kLess);
-  one.from.add_table(0, spec(0));
+  set_memory(one.from, kLess);
+  add_table(one.from, 0, spec(0));
   Two other;
-  other.from.set_memory(kMore);
-  other.from.add_table(0, spec(0));
+  set_memory(other.from, kMore);
+  add_table(other.from, 0, spec(0));
   Service unlimited(Slots(kSlots), {{9, 16}});
-  unlimited.add_table(0, spec(0));
+  add_table(unlimited, 0, spec(0));
   Service all(Slots(kSlots), {});
   move_arcs(one.from, all, {{0, 2}});
   move_arcs(other.from, all, {{2, 8}, {8, 9}});
@@ -761,9 +762,9 @@ TEST(arcs_keep_their_shares_of_memory_wherever_they_go) {
 
 TEST(a_save_of_arcs_that_leave_is_cancelled_and_can_begin_where_they_went) {
   Two two;
-  two.from.add_table(0, spec(0));
-  two.from.start_job(kJob, Mode::kAsp, 0, false);
-  two.from.admit(0, 1, 0);
+  add_table(two.from, 0, spec(0));
+  start_job(two.from, kJob, Mode::kAsp, 0, false);
+  admit(two.from, 0, 1, 0);
   std::vector<std::uint64_t> numbers(wire::kBaseWords + 1);  // no base; table 0, all rows
   const Header begin{.op = Op::kSaveBegin,
                      .worker = 0,
@@ -772,7 +773,7 @@ TEST(a_save_of_arcs_that_leave_is_cancelled_and_can_begin_where_they_went) {
                      .epoch = 9,
                      .count = static_cast<std::uint32_t>(numbers.size())};
   CHECK(two.send(two.from, begin, {bytes_of(numbers)})[0].status == Status::kOk);
-  const auto session = two.from.next_session();
+  const auto session = two.from.take_session();
   CHECK(!session->ended());
   move_arcs(two.from, two.to, kArcs);
   CHECK(session->ended());
@@ -790,9 +791,9 @@ TEST(arcs_go_on_when_the_service_that_they_came_from_is_gone) {
   BufferPool pool;
   {
     Two two;
-    two.from.add_table(0, spec(1));
-    two.from.start_job(kJob, Mode::kBsp, 0, false);
-    two.from.admit(0, 1, 0);
+    add_table(two.from, 0, spec(1));
+    start_job(two.from, kJob, Mode::kBsp, 0, false);
+    admit(two.from, 0, 1, 0);
     const auto push =
         two.send(two.from,
                  {.op = Op::kPush,
@@ -812,8 +813,8 @@ TEST(arcs_go_on_when_the_service_that_they_came_from_is_gone) {
   CHECK(two.tick(to, 0, 0) == Status::kOk);
   CHECK_EQ(to.metrics().applied, 1);
   CHECK_EQ(to.snapshot(0)->size(), 1);
-  to.drop_table(0);
-  to.start_job(kJob + 1, Mode::kBsp, 0, false);
+  drop_table(to, 0);
+  start_job(to, kJob + 1, Mode::kBsp, 0, false);
 }
 
 }  // namespace

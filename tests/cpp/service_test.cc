@@ -1,7 +1,8 @@
 // Service compared with a map of weights: split, repeated, refused and concurrent requests, and exhausted memory.
 // tests/cluster/server/test_service.py has its rules one by one.
 
-#include "server/service.h"
+#include "endpoint/service.h"
+#include "endpoint/endpoint.h"
 
 #include <sys/resource.h>
 
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +26,7 @@
 #include "base/int64_pairs.h"
 #include "base/threads.h"
 #include "check.h"
+#include "orders.h"
 
 using namespace shoal;
 using wire::Header;
@@ -39,9 +42,18 @@ TableSpec sgd(std::size_t dim) {
           0};
 }
 
+// What answers requests: a Service, or an Endpoint, which several threads may use.
+class Served {
+ public:
+  Served(Service& service) : handle([&service](auto&&... of) { service.handle(of...); }) {}
+  Served(Endpoint& endpoint) : handle([&endpoint](auto&&... of) { endpoint.handle(of...); }) {}
+
+  std::function<void(std::string_view, std::span<const wire::Frame>, ReplyQueue&)> handle;
+};
+
 // A worker with its service, and the replies.
 struct Peer1 {
-  Service& service;
+  Served service;
   std::uint32_t rank = 0;
   std::uint32_t incarnation = 1;
   std::uint32_t epoch = 0;
@@ -160,9 +172,9 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
       arcs.push_back({first, first + count / 2});
     }
     Service service(slots, arcs);
-    service.add_table(0, sgd(2));
-    service.start_job(kJob, Mode::kAsp, 0, false);
-    service.admit(0, 1, 0);
+    add_table(service, 0, sgd(2));
+    start_job(service, kJob, Mode::kAsp, 0, false);
+    admit(service, 0, 1, 0);
     Peer1 peer{service};
     Peer1 anonymous{service, wire::kAnonymous, 0};
     std::map<std::uint64_t, float> weights;
@@ -241,10 +253,10 @@ TEST(any_cut_of_any_batch_reaches_each_slot_once) {
 TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
   std::mt19937_64 random(5);
   Service service(Slots(16), {{0, 4}, {4, 9}, {9, 16}}, {.deferred_reads = 20, .pending_bytes = 1 << 16});
-  service.add_table(0, sgd(1));
-  service.start_job(kJob, Mode::kBsp, 0, true);
-  service.admit(0, 1, 0);
-  service.admit(1, 1, 0);
+  add_table(service, 0, sgd(1));
+  start_job(service, kJob, Mode::kBsp, 0, true);
+  admit(service, 0, 1, 0);
+  admit(service, 1, 1, 0);
   BufferPool pool;
   std::map<Status, int> met;
   for (int i = 0; i < 20'000; ++i) {
@@ -325,16 +337,16 @@ TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
     if (random() % 50 == 0) {
       switch (random() % 5) {
         case 0:
-          service.hold();
+          hold(service);
           break;
         case 1:
-          service.resume();
+          resume(service);
           break;
         case 2:
           service.set_map(static_cast<std::uint32_t>(random() % 3), {{random() % 8, 8 + random() % 9}});
           break;
         case 3:
-          service.dismiss(2, 1);
+          dismiss(service, 2, 1);
           break;
         default:
           service.set_map(0, {{0, 16}});
@@ -408,9 +420,9 @@ TEST(a_push_that_memory_stops_is_told_and_goes_on_where_it_was_stopped) {
   int halfway = 0;
   for (std::size_t more = 0; more < 24U << 20U; more += std::size_t{3} << 19U) {
     Service service(Slots(4), {{0, 4}});
-    service.add_table(0, sgd(kDim));
-    service.start_job(kJob, Mode::kAsp, 0, false);
-    service.admit(0, 1, 0);
+    add_table(service, 0, sgd(kDim));
+    start_job(service, kJob, Mode::kAsp, 0, false);
+    admit(service, 0, 1, 0);
     Peer1 peer{service};
     std::vector<Peer1::Back> back;
     {
@@ -454,10 +466,10 @@ TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
   int halfway = 0;
   for (std::size_t more = 0; more < 48U << 20U; more += std::size_t{3} << 19U) {
     Service service(Slots(4), {{0, 4}});
-    service.add_table(0, sgd(kDim));
-    service.start_job(kJob, Mode::kBsp, 0, false);
-    service.admit(0, 1, 0);
-    service.admit(1, 1, 0);
+    add_table(service, 0, sgd(kDim));
+    start_job(service, kJob, Mode::kBsp, 0, false);
+    admit(service, 0, 1, 0);
+    admit(service, 1, 1, 0);
     Peer1 one{service};
     Peer1 two{service, 1};
     one.write(Op::kPush, 1, work.hashes, work.rows);
@@ -499,10 +511,10 @@ TEST(a_read_sees_the_same_clocks_in_arcs_of_which_one_was_stopped_by_memory) {
   int apart = 0;
   for (std::size_t more = 0; more < 48U << 20U; more += std::size_t{1} << 20U) {
     Service service(Slots(4), {{0, 1}, {1, 4}});
-    service.add_table(0, sgd(kDim));
-    service.start_job(kJob, Mode::kBsp, 0, false);
-    service.admit(0, 1, 0);
-    service.admit(1, 1, 0);
+    add_table(service, 0, sgd(kDim));
+    start_job(service, kJob, Mode::kBsp, 0, false);
+    admit(service, 0, 1, 0);
+    admit(service, 1, 1, 0);
     Peer1 one{service};
     Peer1 two{service, 1};
     Peer1 anonymous{service, wire::kAnonymous, 0};
@@ -565,10 +577,10 @@ TEST(a_read_sees_the_same_clocks_in_arcs_of_which_one_was_stopped_by_memory) {
 // --- at the same time -------------------------------------------------------------------------------------------
 
 TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
-  Service service(Slots(64), {{0, 16}, {16, 64}});
-  service.add_table(0, sgd(1));
-  service.start_job(kJob, Mode::kSsp, 1, false);
-  service.admit(0, 1, 0);
+  Endpoint service(Slots(64), {{0, 16}, {16, 64}});
+  add_table(service, 0, sgd(1));
+  start_job(service, kJob, Mode::kSsp, 1, false);
+  admit(service, 0, 1, 0);
   std::atomic<int> woken{0};
   std::atomic<bool> ended{false};
   service.set_waker([&] { woken.fetch_add(1); });
@@ -597,14 +609,14 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
       std::uint32_t round = 0;
       while (!ended.load()) {
         ++round;
-        service.hold();
-        service.admit(1, 2 * round, service.hold());
-        const std::uint32_t ended_here = service.fence(1, 2 * round).clock;
-        CHECK(service.dismiss(1, 2 * round, {.clock = ended_here + 1, .tables = {0}}) > ended_here);
-        service.resume();
+        hold(service);
+        admit(service, 1, 2 * round, hold(service));
+        const std::uint32_t ended_here = fence(service, 1, 2 * round).clock;
+        CHECK(dismiss(service, 1, 2 * round, {.clock = ended_here + 1, .tables = {0}}) > ended_here);
+        resume(service);
         service.set_map(0, {{0, 64}});
-        service.add_table(round, sgd(2));
-        service.drop_table(round);
+        add_table(service, round, sgd(2));
+        drop_table(service, round);
         CHECK_EQ(service.snapshot(0)->verify(), "");
         CHECK(service.metrics().deferred_reads <= kClocks);
         service.set_waker([&] { woken.fetch_add(1); });
@@ -619,9 +631,9 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
 // dismissed.
 TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is_given_up) {
   constexpr std::size_t kSlots = 16;
-  Service service(Slots(kSlots), {{0, 6}, {6, kSlots}});
-  service.add_table(0, sgd(1));
-  service.start_job(kJob, Mode::kAsp, 0, false);
+  Endpoint service(Slots(kSlots), {{0, 6}, {6, kSlots}});
+  add_table(service, 0, sgd(1));
+  start_job(service, kJob, Mode::kAsp, 0, false);
   std::mt19937_64 random(14);
   const auto hashes = random_hashes(random, 2000, 4000);
   const std::vector<float> ones(hashes.size(), 1.0F);
@@ -646,7 +658,7 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
     if (part == 0) {
       std::uint32_t incarnation = 0;
       for (int load = 0; load < kLoads; ++load) {
-        service.admit(0, ++incarnation, 0);
+        admit(service, 0, ++incarnation, 0);
         Peer1 peer{.service = service, .incarnation = incarnation};
         std::uint64_t sequence = 1;
         const auto numbers = [&](Op op, const std::vector<std::uint64_t>& given) {
@@ -659,7 +671,7 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
           CHECK(peer.write(Op::kPush, sequence++, hashes, ones).header.status == Status::kOk);
         }
         if (load % 3 == 1) {
-          service.dismiss(0, incarnation);
+          dismiss(service, 0, incarnation);
           continue;
         }
         const std::vector<std::uint64_t> named = {number};
@@ -704,10 +716,10 @@ TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is
 TEST(a_load_that_is_given_up_leaves_the_memory_budget_at_once) {
   constexpr std::size_t kSlots = 16;
   Service service(Slots(kSlots), {{0, 6}, {6, kSlots}});
-  service.set_memory(160'000);  // for each slot: a thousand rows of 64 bytes take some 96,000
-  service.add_table(0, sgd(16));
-  service.start_job(kJob, Mode::kAsp, 0, false);
-  service.admit(0, 1, 0);
+  set_memory(service, 160'000);  // for each slot: a thousand rows of 64 bytes take some 96,000
+  add_table(service, 0, sgd(16));
+  start_job(service, kJob, Mode::kAsp, 0, false);
+  admit(service, 0, 1, 0);
   Peer1 peer{service};
   std::uint64_t sequence = 1;
   const auto numbers = [&](Op op, const std::vector<std::uint64_t>& given) {
@@ -725,10 +737,10 @@ TEST(a_load_that_is_given_up_leaves_the_memory_budget_at_once) {
 // A thread takes one save after another during pushes, the loading of the table, and the dismissal of workers.
 TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it) {
   constexpr std::size_t kSlots = 16;
-  Service service(Slots(kSlots), {{0, 6}, {6, kSlots}});
-  service.add_table(0, sgd(1));
-  service.start_job(kJob, Mode::kAsp, 0, false);
-  service.admit(0, 1, 0);
+  Endpoint service(Slots(kSlots), {{0, 6}, {6, kSlots}});
+  add_table(service, 0, sgd(1));
+  start_job(service, kJob, Mode::kAsp, 0, false);
+  admit(service, 0, 1, 0);
   std::mt19937_64 random(13);
   const auto hashes = random_hashes(random, 2000, 4000);
   const std::vector<float> ones(hashes.size(), 1.0F);
@@ -762,8 +774,8 @@ TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it)
                           .sequence = std::uint64_t{1} << 63U,
                           .count = 1};
         if (save % 4 == 3) {
-          service.drop_table(0);
-          service.add_table(0, sgd(1));
+          drop_table(service, 0);
+          add_table(service, 0, sgd(1));
         }
         while (save % 4 != 2 && peer.one(tell, words).header.payload_bytes == 0) {
         }
@@ -858,20 +870,20 @@ TEST(the_rows_are_timed_for_requests_that_ask_for_it_and_for_no_others) {
   using Times = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
   const std::uint64_t read = std::uint64_t{1} << 63U;
   const auto make = [&](Service& service, Mode mode) {
-    service.add_table(0, sgd(1));
-    service.start_job(kJob, mode, 0, false);
-    service.admit(0, 1, 0);
-    service.admit(1, 1, 0);
+    add_table(service, 0, sgd(1));
+    start_job(service, kJob, mode, 0, false);
+    admit(service, 0, 1, 0);
+    admit(service, 1, 1, 0);
     service.set_clock(&fake_clock);
   };
   const std::vector<SlotRange> arcs{{0, 8}, {8, 16}};
   Service asp(Slots(16), arcs);
   make(asp, Mode::kAsp);
-  // Each arc's rows take two readings, 1000 ns.
-  CHECK(reply_of(asp, 0, {.op = Op::kPush, .flags = wire::kTimed, .sequence = 1}, 7) == (Times{{7, 2000}}));
+  // A write takes two readings, 1000 ns, and a read that for each arc.
+  CHECK(reply_of(asp, 0, {.op = Op::kPush, .flags = wire::kTimed, .sequence = 1}, 7) == (Times{{7, 1000}}));
   CHECK(reply_of(asp, 0, {.op = Op::kPush, .flags = wire::kTimed, .sequence = 1}, 8) ==
         (Times{{8, 0}}));  // again
-  CHECK(reply_of(asp, 0, {.op = Op::kAssign, .flags = wire::kTimed, .sequence = 2}, 9) == (Times{{9, 2000}}));
+  CHECK(reply_of(asp, 0, {.op = Op::kAssign, .flags = wire::kTimed, .sequence = 2}, 9) == (Times{{9, 1000}}));
   CHECK(reply_of(asp, 0, {.op = Op::kPull, .flags = wire::kTimed, .sequence = read}, 10) ==
         (Times{{10, 2000}}));
   const std::uint64_t before = fake_now;
@@ -899,11 +911,11 @@ namespace {
 constexpr std::uint32_t kOther = 91;  // a named job
 
 void start_two_jobs(Service& service) {
-  service.start_job(kJob, Mode::kBsp, 0, false);
-  service.admit(0, 1, 0);
-  service.admit(1, 1, 0);
-  service.start_job(kOther, Mode::kAsp, 0, false, 0, true);
-  service.admit(0, 1, 0, kOther);
+  start_job(service, kJob, Mode::kBsp, 0, false);
+  admit(service, 0, 1, 0);
+  admit(service, 1, 1, 0);
+  start_job(service, kOther, Mode::kAsp, 0, false, 0, true);
+  admit(service, 0, 1, 0, kOther);
 }
 
 // Replaces the arcs by copies of them.
@@ -926,7 +938,7 @@ void copy_arcs(Service& service, const std::vector<SlotRange>& arcs) {
 TEST(jobs_have_clocks_of_their_own_and_share_rows) {
   const std::vector<SlotRange> arcs{{0, 4}, {4, 8}};
   Service service(Slots(8), arcs);
-  service.add_table(0, sgd(1));
+  add_table(service, 0, sgd(1));
   start_two_jobs(service);
   Peer1 zero{service};
   Peer1 one{service, 1};
@@ -964,18 +976,18 @@ TEST(jobs_have_clocks_of_their_own_and_share_rows) {
   CHECK_EQ(service.metrics().jobs.size(), 1);
   CHECK_EQ(service.metrics().jobs.front().number, kOther);
   // A worker that is dismissed has a namesake in the other job, which stays.
-  service.fence(0, 1, kOther);
+  fence(service, 0, 1, kOther);
   CHECK(other.pull(hashes, 5).header.status == Status::kFenced);
-  CHECK_EQ(service.dismiss(0, 1, {}, kOther), 5);
+  CHECK_EQ(dismiss(service, 0, 1, {}, kOther), 5);
   CHECK_EQ(rows_of(zero, 1), -4.0F);
-  service.end_job(kOther);
-  service.end_job(kOther);
+  end_job(service, kOther);
+  end_job(service, kOther);
   CHECK(other.pull(hashes, 5).header.status == Status::kWrongJob);
   CHECK_EQ(rows_of(zero, 1), -4.0F);
   // The next default job ends no named one.
-  service.start_job(kOther, Mode::kAsp, 0, false, 0, true);
-  service.admit(0, 2, 0, kOther);
-  service.start_job(kJob + 1, Mode::kAsp, 0, false, 1);
+  start_job(service, kOther, Mode::kAsp, 0, false, 0, true);
+  admit(service, 0, 2, 0, kOther);
+  start_job(service, kJob + 1, Mode::kAsp, 0, false, 1);
   CHECK(zero.pull(hashes, 1).header.status == Status::kWrongJob);
   other.incarnation = 2;
   CHECK_EQ(rows_of(other, 0), -4.0F);
@@ -985,14 +997,15 @@ TEST(jobs_have_clocks_of_their_own_and_share_rows) {
 // What a job does on tables of its own has the same bits as without the other one, whatever their order.
 TEST(a_peek_sees_integers_of_served_slots_after_their_clock_and_counts_nothing) {
   Service service(Slots(4), {{0, 2}, {2, 4}});
-  service.add_table(0, {.dim = 2 * kInt64Floats,
-                        .dtype = Dtype::kFloat32,
-                        .optimizer = Optimizer("Add", {}),
-                        .init = Init("Zeros", 0, 0),
-                        .seed = 0});
-  service.add_table(1, sgd(4));
-  service.start_job(kJob, Mode::kBsp, 0, false);
-  service.admit(0, 1, 0);
+  add_table(service, 0,
+            {.dim = 2 * kInt64Floats,
+             .dtype = Dtype::kFloat32,
+             .optimizer = Optimizer("Add", {}),
+             .init = Init("Zeros", 0, 0),
+             .seed = 0});
+  add_table(service, 1, sgd(4));
+  start_job(service, kJob, Mode::kBsp, 0, false);
+  admit(service, 0, 1, 0);
   Peer1 peer{.service = service};
   const std::vector<std::uint64_t> there{7, std::uint64_t{3} << 62U};
   std::vector<float> rows(there.size() * 2 * kInt64Floats);
@@ -1027,7 +1040,7 @@ TEST(a_peek_sees_integers_of_served_slots_after_their_clock_and_counts_nothing) 
 
 TEST(an_endpoint_without_slots_refuses_whatever_an_older_map_sends_it) {
   Service service(Slots(4), {});
-  service.add_table(0, sgd(1));
+  add_table(service, 0, sgd(1));
   service.set_map(5, {});
   for (const std::uint32_t job : {kDefaultJob, kJob}) {
     for (const std::uint32_t rank : {0U, 60'000'000U, 0xfffffff0U}) {
@@ -1055,11 +1068,11 @@ TEST(an_endpoint_without_slots_refuses_whatever_an_older_map_sends_it) {
 // In a thread of its own.
 TEST(a_reader_who_asks_for_the_best_of_many_rows_is_answered_once_and_nobody_waits_for_it) {
   constexpr std::size_t kRows = 200'000;
-  Service service(Slots(16), {{0, 8}, {8, 16}});
+  Endpoint service(Slots(16), {{0, 8}, {8, 16}});
   service.set_map(1, {{0, 8}, {8, 16}});
-  service.add_table(0, sgd(1));
-  service.start_job(kJob, Mode::kAsp, 0, false);
-  service.admit(0, 1, 0);
+  add_table(service, 0, sgd(1));
+  start_job(service, kJob, Mode::kAsp, 0, false);
+  admit(service, 0, 1, 0);
   std::mutex mutex;
   std::condition_variable queued;
   std::size_t woken = 0;
@@ -1128,8 +1141,8 @@ TEST(jobs_on_tables_of_their_own_do_not_change_each_other) {
     Service first(Slots(8), arcs);
     Service second(Slots(8), arcs);
     for (Service* const service : {&both, &first, &second}) {
-      service->add_table(0, sgd(2));
-      service->add_table(1, sgd(2));
+      add_table(*service, 0, sgd(2));
+      add_table(*service, 1, sgd(2));
       start_two_jobs(*service);
     }
     struct Side {
@@ -1188,15 +1201,15 @@ TEST(jobs_on_tables_of_their_own_do_not_change_each_other) {
 // A table's own clock goes on from where the jobs before have left it, and no job turns it back.
 TEST(the_clock_of_a_table_continues_in_a_named_job) {
   Service service(Slots(8), {{0, 8}});
-  service.add_table(0, sgd(1));
-  service.start_job(kJob, Mode::kAsp, 0, false);
-  service.admit(0, 1, 0);
+  add_table(service, 0, sgd(1));
+  start_job(service, kJob, Mode::kAsp, 0, false);
+  admit(service, 0, 1, 0);
   Peer1 zero{service};
   for (std::uint32_t clock = 0; clock < 7; ++clock) {
     zero.tick(clock);
   }
-  service.start_job(kOther, Mode::kAsp, 0, false, 0, true);
-  service.admit(0, 1, 0, kOther);
+  start_job(service, kOther, Mode::kAsp, 0, false, 0, true);
+  admit(service, 0, 1, 0, kOther);
   Peer1 other{service, 0, 1, 0, kOther};
   const auto clock_of = [](Peer1& peer, std::uint32_t clock) {
     const Header header{.op = Op::kStats, .sequence = std::uint64_t{1} << 63U, .clock = clock};
@@ -1226,14 +1239,14 @@ TEST(the_clock_of_a_table_continues_in_a_named_job) {
   copy_arcs(service, {{0, 8}});
   other.epoch = zero.epoch = 1;
   CHECK_EQ(clock_of(other, 4), 11);
-  service.end_job(kOther);
+  end_job(service, kOther);
   copy_arcs(service, {{0, 8}});
-  service.start_job(kOther + 1, Mode::kAsp, 0, false, 0, true);
-  service.admit(0, 1, 0, kOther + 1);
+  start_job(service, kOther + 1, Mode::kAsp, 0, false, 0, true);
+  admit(service, 0, 1, 0, kOther + 1);
   Peer1 third{service, 0, 1, 1, kOther + 1};
   CHECK_EQ(clock_of(third, 0), 11);
-  service.start_job(kJob + 1, Mode::kAsp, 0, false, 7);
-  service.admit(0, 1, 0);
+  start_job(service, kJob + 1, Mode::kAsp, 0, false, 7);
+  admit(service, 0, 1, 0);
   Peer1 next{service, 0, 1, 1, kJob + 1};
   CHECK_EQ(clock_of(next, 0), 11);
   CHECK_EQ(clock_of(third, 0), 11);

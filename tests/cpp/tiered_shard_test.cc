@@ -24,7 +24,7 @@
 #include "base/crc32c.h"
 #include "batch/key_batch.h"
 #include "check.h"
-#include "server/checkpoint_session.h"
+#include "endpoint/checkpoint_session.h"
 #include "shard/reductions.h"
 #include "shard/snapshot.h"
 #include "tier/storage_error.h"

@@ -34,7 +34,7 @@ class Network:
         self.weather = weather
         self.now = 0.0
         self.delivered = 0
-        self.trace = None  # a hash of all that is sent, if one is wanted
+        self.trace = None  # hashes of all that is sent, and without the records of streams, if they are wanted
         self._events = []
         self._planned = 0
         self._connections = {}  # link -> number of its connection
@@ -91,7 +91,9 @@ class Network:
             self.break_connection(link)
         frames = [bytes(frame) for frame in frames]  # the sender's arrays may change; the wire has them as they were
         if self.trace is not None:
-            self.trace.update(repr((link, back, frames)).encode())
+            sent = repr((link, back, frames)).encode()
+            for trace in self.trace if back or "~" not in link else self.trace[:1]:
+                trace.update(sent)
         lost = self._lost.get((link, back), 0)
         is_lost = chance() < weather.loss and lost < weather.most_lost
         self._lost[link, back] = lost + 1 if is_lost else 0

@@ -2,7 +2,7 @@
 
 An order is executed once on all endpoints. Its result is reported when every stream has acknowledged the records of it:
 what the scheduler knows to be done survives the death of this server. An assignment is a map that the endpoints make
-true (csrc/server/replicated_service.h); it is confirmed when all that was accepted for slots that have left is
+true (csrc/endpoint/endpoint.h); it is confirmed when all that was accepted for slots that have left is
 acknowledged. Nothing waits here: what is under way is looked at by :meth:`ServerControl.poll`.
 
     order(..)   --> executed, at positions of the logs --> poll: committed --> OrderReply

@@ -3,7 +3,7 @@
 Python makes the context, chooses the address and sets the keys. After that a C++ thread on the same libzmq serves the
 requests, and no Python thread can delay it.
 
-Threads: see csrc/server/data_loop.h.
+Threads: see csrc/endpoint/data_loop.h.
 """
 
 from __future__ import annotations

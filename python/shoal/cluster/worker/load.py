@@ -2,7 +2,7 @@
 
     worker 0, or the next one that is there      each endpoint
     LOAD_BEGIN, of each table      ---------->   creates empty rows next to the existing ones
-    SAVE_BEGIN, of those rows      ---------->   opens a session over them (csrc/server/checkpoint_session.h)
+    SAVE_BEGIN, of those rows      ---------->   opens a session over them (csrc/endpoint/checkpoint_session.h)
     the directory, and a digest    ---------->   finds that checkpoint, and the files of its own slots: "ready"
     "go", once all are ready       ---------->   restores its slots and reports the number of rows: "done"
     SAVE_END, with the digest      ---------->   releases them

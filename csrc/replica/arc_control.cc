@@ -1,0 +1,285 @@
+// Arc: orders of the scheduler.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "replica/arc.h"
+#include "tier/tiered_shard.h"
+
+namespace shoal {
+
+Arc::Arc(Slots slots, std::size_t first, std::size_t end)
+    : slots_(slots), first_(first), end_(end), offsets_(end - first + 1) {
+  jobs_.push_back(std::make_unique<JobState>());
+}
+
+Arc::Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal)
+    : Arc(slots, first, end) {
+  move_to(workspace, disposal);
+}
+
+const Arc::Table* Arc::find(std::uint32_t id) const noexcept {
+  const auto table = tables_.find(id);
+  return table == tables_.end() ? nullptr : &table->second;
+}
+
+Arc::Table* Arc::find(std::uint32_t id) noexcept {
+  const auto table = tables_.find(id);
+  return table == tables_.end() ? nullptr : &table->second;
+}
+
+Arc::Table& Arc::table(std::uint32_t id) {
+  Table* const found = find(id);
+  SHOAL_CHECK(found != nullptr, "there is no table " + std::to_string(id));
+  return *found;
+}
+
+// --- jobs -------------------------------------------------------------------------------------------------------
+
+JobState* Arc::find_named(std::uint32_t number) const noexcept {
+  const auto found = std::ranges::find(jobs_, number, [](const auto& job) { return job->number; });
+  return found == jobs_.end() ? nullptr : found->get();
+}
+
+JobState& Arc::job(std::uint32_t number) {
+  JobState* const found = state_of(number);
+  SHOAL_CHECK(found != nullptr, "there is no job " + std::to_string(number));
+  return *found;
+}
+
+std::uint32_t Arc::named_store_clock(std::uint32_t job, std::uint32_t table,
+                                     std::uint32_t clock) const noexcept {
+  const JobState* const known = find_named(job);
+  const Table* const its = find(table);
+  if (known == nullptr || !known->is_named || its == nullptr) {
+    return clock;
+  }
+  return clock + known->origin(table) - its->shard->table_clock(0);
+}
+
+std::uint32_t Arc::reached(std::uint32_t id, const Table& table) const noexcept {
+  std::uint32_t most = table.reached;
+  for (const auto& job : jobs_) {
+    if (job->is_named) {
+      most = std::max(most, job->origin(id) + job->clocks.greatest());
+    }
+  }
+  return most;
+}
+
+ArcResult Arc::execute(const StartJob& order) {
+  if (find_job(order.job) != nullptr) {
+    return {};
+  }
+  auto begun = std::make_unique<JobState>();
+  begun->number = order.job;
+  begun->is_named = order.is_named;
+  begun->mode = order.mode == Mode::kSsp && order.staleness == 0 ? Mode::kBsp : order.mode;
+  begun->staleness = order.staleness;
+  begun->mean = order.mean;
+  if (order.is_named) {
+    const std::uint32_t now = jobs_.front()->clocks.greatest();
+    for (const auto& [id, table] : tables_) {
+      begun->origins[id] = std::max(table.shard->table_clock(now), reached(id, table));
+    }
+    jobs_.push_back(std::move(begun));
+    return {};
+  }
+  JobState& last = *jobs_.front();
+  execute(EndSavesOp{.job = last.number});
+  drop_loads(last.number);
+  for (auto& [id, table] : tables_) {
+    table.failed_step.reset();
+    table.shard->set_clock(std::max(table.shard->table_clock(order.before), reached(id, table)), 0);
+  }
+  jobs_.front() = std::move(begun);
+  return {};
+}
+
+ArcResult Arc::execute(const EndJob& order) {
+  const auto found =
+      std::ranges::find_if(jobs_, [&](const auto& job) { return job->is_named && job->number == order.job; });
+  if (found == jobs_.end()) {
+    return {};
+  }
+  execute(EndSavesOp{.job = order.job});
+  drop_loads(order.job);
+  for (auto& [id, table] : tables_) {
+    table.reached = std::max(table.reached, (*found)->origin(id) + (*found)->clocks.greatest());
+  }
+  jobs_.erase(found);
+  return {};
+}
+
+void Arc::drop_loads(std::uint32_t number) {
+  for (auto& [id, table] : tables_) {
+    if (table.loading != nullptr && table.loader.job == number) {
+      disposal_->add(std::move(table.loading));
+    }
+  }
+}
+
+// --- workers ----------------------------------------------------------------------------------------------------
+
+std::size_t Arc::forget(JobState& job, std::uint32_t rank) {
+  for (auto& [id, table] : tables_) {
+    if (table.loader == WorkerId{.job = job.number, .rank = rank}) {
+      disposal_->add(std::move(table.loading));
+    }
+  }
+  execute(EndSavesOp{.job = job.number, .rank = rank});
+  return job.pending.drop(rank, job.clocks.clock(rank));
+}
+
+void Arc::check_admit(const WorkerId& worker, std::uint32_t incarnation, std::uint32_t clock) const {
+  const auto [number, rank] = worker;
+  const JobState* const job = find_job(number);
+  SHOAL_CHECK(job != nullptr, "there is no job " + std::to_string(number) + " to admit rank " +
+                                  std::to_string(rank) + " to: start it first");
+  const auto& workers = job->clocks.workers();
+  const bool known = rank < workers.size() && workers[rank].incarnation >= incarnation;
+  SHOAL_CHECK(known || job->mode != Mode::kBsp || clock >= job->applied,
+              "rank " + std::to_string(rank) + " cannot join at clock " + std::to_string(clock) +
+                  ": the clocks before " + std::to_string(job->applied) + " are applied; hold() first");
+}
+
+bool Arc::replaces(const WorkerId& worker, std::uint32_t incarnation) const noexcept {
+  const JobState* const job = find_job(worker.job);
+  if (job == nullptr || worker.rank >= job->clocks.workers().size()) {
+    return false;
+  }
+  const Clocks::Worker& known = job->clocks.workers()[worker.rank];
+  return known.admitted && known.incarnation < incarnation;
+}
+
+bool Arc::serves(const WorkerId& worker, std::uint32_t incarnation) const noexcept {
+  const JobState* const job = find_job(worker.job);
+  if (job == nullptr || worker.rank >= job->clocks.workers().size()) {
+    return false;
+  }
+  const Clocks::Worker& known = job->clocks.workers()[worker.rank];
+  return known.admitted && known.incarnation <= incarnation;
+}
+
+ArcResult Arc::execute(const Admit& order) {
+  const WorkerId worker{.job = order.job, .rank = order.rank};
+  check_admit(worker, order.incarnation, order.clock);
+  JobState& joined = job(order.job);
+  const std::size_t dropped = replaces(worker, order.incarnation) ? forget(joined, order.rank) : 0;
+  if (joined.clocks.admit(order.rank, order.incarnation, order.clock) && order.rank < joined.dedup.size()) {
+    joined.dedup[order.rank].reset();
+  }
+  return {.dropped = dropped};
+}
+
+ArcResult Arc::execute(const Fence& order) {
+  JobState* const fenced = state_of(order.job);
+  if (fenced == nullptr || !fenced->clocks.fence(order.rank, order.incarnation)) {
+    return {};
+  }
+  return {.last = {.clock = fenced->clocks.clock(order.rank),
+                   .tables = order.rank < fenced->tick_tables.size() ? fenced->tick_tables[order.rank]
+                                                                     : std::vector<std::uint32_t>()}};
+}
+
+ArcResult Arc::execute(const Dismiss& order) {
+  JobState* const left = state_of(order.job);
+  if (left == nullptr) {
+    return {};
+  }
+  const std::uint32_t rank = order.rank;
+  const auto& workers = left->clocks.workers();
+  std::size_t dropped = 0;
+  if (serves({.job = order.job, .rank = rank}, order.incarnation)) {
+    // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A client that behaves
+    // otherwise has only its last tick's tables.
+    while (workers[rank].incarnation == order.incarnation && left->clocks.clock(rank) < order.clock) {
+      tick(*left, rank,
+           left->clocks.clock(rank) + 1 == order.clock ? std::span<const std::uint32_t>(order.tables)
+                                                       : std::span<const std::uint32_t>());
+    }
+    dropped = forget(*left, rank);
+  }
+  left->clocks.dismiss(rank, order.incarnation);
+  return {.dropped = dropped, .clock = left->clocks.greatest()};
+}
+
+ArcResult Arc::execute(const Hold& order) {
+  JobState* const held = state_of(order.job);
+  return {.clock = held == nullptr ? 0 : held->clocks.hold()};
+}
+
+ArcResult Arc::execute(const Resume& order) {
+  if (JobState* const held = state_of(order.job); held != nullptr) {
+    held->clocks.resume();
+  }
+  return {};
+}
+
+// --- tables -----------------------------------------------------------------------------------------------------
+
+ArcResult Arc::execute(const SetMemory& order) {
+  SHOAL_DCHECK(tables_.empty());
+  context_->budget.emplace(slots_, order.slot_bytes * slots_.count(), first_, end_);
+  return {};
+}
+
+std::optional<std::uint64_t> Arc::slot_bytes() const noexcept {
+  return context_->budget ? std::optional<std::uint64_t>(context_->budget->share()) : std::nullopt;
+}
+
+std::function<std::shared_ptr<Shard>(const TableSpec&)> Arc::shard_maker() const {
+  struct Owned {
+    std::shared_ptr<ShardContext> context;
+    Shard shard;
+  };
+  struct OwnedTiered {
+    std::shared_ptr<ShardContext> context;
+    TieredShard shard;
+  };
+  return [context = context_, slots = slots_, first = first_,
+          end = end_](const TableSpec& spec) -> std::shared_ptr<Shard> {
+    if (context->tier != nullptr && !context->budget && TieredShard::suits(spec)) {
+      TierSpace& tier = *context->tier;
+      const std::shared_ptr<OwnedTiered> owned(new OwnedTiered{
+          context, TieredShard(spec, slots, context->pool, first, end, tier.directory(), tier.memory())});
+      return {owned, &owned->shard};
+    }
+    Budget* const budget = context->budget ? &*context->budget : nullptr;
+    const std::shared_ptr<Owned> owned(
+        new Owned{context, Shard(spec, slots, context->pool, Locks::kOne, budget, first, end)});
+    return {owned, &owned->shard};
+  };
+}
+
+ArcResult Arc::execute(const AddShardOp& op) {
+  tables_.try_emplace(op.id,
+                      Table{.shard = op.shard, .loading = {}, .loader = {}, .save = {}, .failed_step = {}});
+  return {};
+}
+
+ArcResult Arc::execute(const AddTable& order) {
+  if (find(order.id) == nullptr) {
+    execute(AddShardOp{.id = order.id, .shard = make_shard(order.spec)});
+  }
+  return {};
+}
+
+ArcResult Arc::execute(const DropTable& order) {
+  Table* const dropped = find(order.id);
+  if (dropped == nullptr) {
+    return {};
+  }
+  disposal_->add(std::move(dropped->shard));
+  disposal_->add(std::move(dropped->loading));
+  tables_.erase(order.id);
+  for (const auto& job : jobs_) {
+    job->pending.drop_table(order.id);
+    job->origins.erase(order.id);
+  }
+  return {};
+}
+
+}  // namespace shoal
