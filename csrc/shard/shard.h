@@ -25,7 +25,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -36,7 +35,6 @@
 #include "base/buffer.h"
 #include "base/byte_stream.h"
 #include "base/mix.h"
-#include "base/statistic.h"
 #include "base/threads.h"
 #include "batch/key_batch.h"
 #include "optim/init.h"
@@ -47,6 +45,7 @@
 #include "shard/probe_pipeline.h"
 #include "shard/row_locations.h"
 #include "shard/rows.h"
+#include "shard/shard_stats.h"
 #include "shard/tier_stats.h"
 #include "table/slot_table.h"
 
@@ -77,53 +76,6 @@ struct SlotSlices {
   std::span<const std::uint64_t> hashes;
   std::span<const std::uint64_t> offsets;
 };
-
-struct ShardStats {
-  std::uint64_t rows = 0;
-  std::uint64_t cells = 0;  // capacity of the index; rows / cells is the load
-  std::uint64_t bytes = 0;
-  std::uint64_t pulls = 0;  // calls
-  std::uint64_t pushes = 0;
-  std::uint64_t rows_pulled = 0;
-  std::uint64_t rows_pushed = 0;
-  std::uint64_t rows_created = 0;
-  std::uint64_t rows_erased = 0;
-  std::uint64_t nonfinite_rows = 0;
-  std::uint64_t refused = 0;                               // occurrences of keys that were not admitted
-  std::uint64_t waiting = 0;                               // keys with an exact count that wait for a row
-  std::array<std::uint64_t, Expiry::kKinds> expired = {};  // rows, by the kind of the rule
-  SlotTable::Growth growth;                                // summed over the slots; longest_ns is the maximum
-};
-
-// Without the growth, which no other process asks for.
-inline constexpr auto kShardStatistics = std::to_array<Statistic<ShardStats>>({
-    {"rows", number_of<&ShardStats::rows>, Reported::kGauge, "Rows of a table"},
-    {"cells", number_of<&ShardStats::cells>},
-    {"bytes", number_of<&ShardStats::bytes>, Reported::kGauge, "Bytes of its rows with their index"},
-    {"pulls", number_of<&ShardStats::pulls>, Reported::kNot, "", true},  // a request to all arcs counts once
-    {"pushes", number_of<&ShardStats::pushes>, Reported::kNot, "", true},
-    {"rows_pulled", number_of<&ShardStats::rows_pulled>, Reported::kCounter, "Keys pulled"},
-    {"rows_pushed", number_of<&ShardStats::rows_pushed>, Reported::kCounter, "Keys pushed"},
-    {"rows_created", number_of<&ShardStats::rows_created>, Reported::kCounter,
-     "Rows created: keys that were admitted"},
-    {"rows_erased", number_of<&ShardStats::rows_erased>, Reported::kCounter,
-     "Rows that were erased by a call"},
-    {"nonfinite_rows", number_of<&ShardStats::nonfinite_rows>, Reported::kCounter,
-     "Gradients that were dropped since they are not finite"},
-    {"refused", number_of<&ShardStats::refused>, Reported::kCounter,
-     "Occurrences of keys that were not admitted"},
-    {"waiting", number_of<&ShardStats::waiting>, Reported::kGauge,
-     "Keys that are counted and have no row yet"},
-    {"rows_expired",
-     [](const ShardStats& all) {
-       return std::accumulate(all.expired.begin(), all.expired.end(), std::uint64_t{0});
-     },
-     Reported::kCounter, "Rows that an expiry rule evicted"},
-    {"expired_by_TimeToLive", [](const ShardStats& all) { return all.expired[0]; }},
-    {"expired_by_DecayedScore", [](const ShardStats& all) { return all.expired[1]; }},
-    {"expired_by_MinNorm", [](const ShardStats& all) { return all.expired[2]; }},
-    {"expired_by_MaxRows", [](const ShardStats& all) { return all.expired[3]; }},
-});
 
 // One lock per slot, or one lock for all slots, which is cheaper with a single caller: calls of 1000 keys take 0.8 of the
 // time and two thirds of the instructions (bench/table.md, "Wide rows").

@@ -1,0 +1,68 @@
+// ShardStats: what a shard holds and what it has done since it was made.
+//
+// kShardStatistics lists them once: the numbers of a STATS message, the dict in Python and the names of metrics follow from it.
+// Whoever has several shards of a table adds their numbers up, except those of which one request reaches all shards.
+//
+// Threads: a value. Shard::stats() reads one counter after the other, so while calls are in progress the numbers may be of
+// slightly different moments.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <numeric>
+
+#include "base/statistic.h"
+#include "policy/lifecycle.h"
+#include "table/slot_table.h"
+
+namespace shoal {
+
+struct ShardStats {
+  std::uint64_t rows = 0;
+  std::uint64_t cells = 0;  // capacity of the index; rows / cells is the load
+  std::uint64_t bytes = 0;
+  std::uint64_t pulls = 0;  // calls
+  std::uint64_t pushes = 0;
+  std::uint64_t rows_pulled = 0;
+  std::uint64_t rows_pushed = 0;
+  std::uint64_t rows_created = 0;
+  std::uint64_t rows_erased = 0;
+  std::uint64_t nonfinite_rows = 0;
+  std::uint64_t refused = 0;                               // occurrences of keys that were not admitted
+  std::uint64_t waiting = 0;                               // keys with an exact count that wait for a row
+  std::array<std::uint64_t, Expiry::kKinds> expired = {};  // rows, by the kind of the rule
+  SlotTable::Growth growth;                                // summed over the slots; longest_ns is the maximum
+};
+
+// Without the growth, which no other process asks for.
+inline constexpr auto kShardStatistics = std::to_array<Statistic<ShardStats>>({
+    {"rows", number_of<&ShardStats::rows>, Reported::kGauge, "Rows of a table"},
+    {"cells", number_of<&ShardStats::cells>},
+    {"bytes", number_of<&ShardStats::bytes>, Reported::kGauge, "Bytes of its rows with their index"},
+    {"pulls", number_of<&ShardStats::pulls>, Reported::kNot, "", true},  // a request to all arcs counts once
+    {"pushes", number_of<&ShardStats::pushes>, Reported::kNot, "", true},
+    {"rows_pulled", number_of<&ShardStats::rows_pulled>, Reported::kCounter, "Keys pulled"},
+    {"rows_pushed", number_of<&ShardStats::rows_pushed>, Reported::kCounter, "Keys pushed"},
+    {"rows_created", number_of<&ShardStats::rows_created>, Reported::kCounter,
+     "Rows created: keys that were admitted"},
+    {"rows_erased", number_of<&ShardStats::rows_erased>, Reported::kCounter,
+     "Rows that were erased by a call"},
+    {"nonfinite_rows", number_of<&ShardStats::nonfinite_rows>, Reported::kCounter,
+     "Gradients that were dropped since they are not finite"},
+    {"refused", number_of<&ShardStats::refused>, Reported::kCounter,
+     "Occurrences of keys that were not admitted"},
+    {"waiting", number_of<&ShardStats::waiting>, Reported::kGauge,
+     "Keys that are counted and have no row yet"},
+    {"rows_expired",
+     [](const ShardStats& all) {
+       return std::accumulate(all.expired.begin(), all.expired.end(), std::uint64_t{0});
+     },
+     Reported::kCounter, "Rows that an expiry rule evicted"},
+    {"expired_by_TimeToLive", [](const ShardStats& all) { return all.expired[0]; }},
+    {"expired_by_DecayedScore", [](const ShardStats& all) { return all.expired[1]; }},
+    {"expired_by_MinNorm", [](const ShardStats& all) { return all.expired[2]; }},
+    {"expired_by_MaxRows", [](const ShardStats& all) { return all.expired[3]; }},
+});
+
+}  // namespace shoal
