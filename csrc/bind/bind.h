@@ -98,7 +98,7 @@ void add_cache(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
 void add_names(pybind11::module_& module);
 void add_shard(pybind11::module_& module);
-void add_tiered_shard(pybind11::module_& module);
+void add_tier(pybind11::module_& module);
 void add_user_step(pybind11::module_& module);
 void add_user_function(pybind11::module_& module);
 void add_wire(pybind11::module_& module);

@@ -12,7 +12,7 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_kernel(module);
   shoal::bind::add_names(module);
   shoal::bind::add_shard(module);
-  shoal::bind::add_tiered_shard(module);
+  shoal::bind::add_tier(module);
   shoal::bind::add_user_step(module);
   shoal::bind::add_user_function(module);
   shoal::bind::add_wire(module);

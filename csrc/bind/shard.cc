@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "shard/reductions.h"
 #include "shard/shard.h"
 #include "shard/snapshot.h"
+#include "tier/tier.h"
 
 namespace shoal::bind {
 
@@ -38,10 +40,16 @@ std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, con
                                   double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
                                   std::size_t slots, PoolWithScratch& pool,
                                   const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire,
-                                  Budget* budget) {
-  return std::make_unique<Shard>(make_spec(dim, dtype, optimizer, std::move(params), init, init_parameter,
-                                           init_seed, seed, admit, expire),
-                                 Slots(slots), pool.threads, Locks::kBySlot, budget);
+                                  Budget* budget,
+                                  const std::optional<std::pair<std::string, std::size_t>>& tier) {
+  auto shard = std::make_unique<Shard>(make_spec(dim, dtype, optimizer, std::move(params), init,
+                                                 init_parameter, init_seed, seed, admit, expire),
+                                       Slots(slots), pool.threads, Locks::kBySlot, budget);
+  if (tier) {
+    const auto& [directory, memory] = *tier;
+    shard->set_source(std::make_unique<Tier>(*shard, directory, memory));
+  }
+  return shard;
 }
 
 void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows, RowLocations* locations) {
@@ -56,9 +64,17 @@ void pull_per_key(const Shard& shard, const KeyBatch& batch, Array<float>& rows,
   shard.pull_per_key(batch, to, locations);
 }
 
-void locate(const Shard& shard, const KeyBatch& batch, RowLocations& locations) {
+void prefetch(const Shard& shard, const KeyBatch& batch, RowLocations* locations) {
   const py::gil_scoped_release nogil;
-  shard.locate(slices(batch), locations);
+  shard.prefetch(slices(batch), locations);
+}
+
+py::object tier_stats(const Shard& shard) {
+  const std::optional<TierStats> stats = [&] {
+    const py::gil_scoped_release nogil;
+    return shard.tier_stats();
+  }();
+  return stats ? py::object(dict_of(kTierStatistics, *stats)) : py::none();
 }
 
 std::uint64_t push_per_key(Shard& shard, const KeyBatch& batch, const Array<float>& grads,
@@ -366,11 +382,13 @@ void add_shard(py::module_& module) {
       .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
            py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
            py::arg("slots"), py::arg("pool"), py::arg("admit") = py::none(), py::arg("expire") = py::list(),
-           py::arg("budget") = py::none(), py::keep_alive<1, 11>(), py::keep_alive<1, 14>())
+           py::arg("budget") = py::none(), py::arg("tier") = py::none(), py::keep_alive<1, 11>(),
+           py::keep_alive<1, 14>())
       .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert(), py::arg("locations") = py::none())
       .def("pull_per_key", &pull_per_key, py::arg("batch"), py::arg("rows").noconvert(),
            py::arg("locations") = py::none())
-      .def("locate", &locate, py::arg("batch"), py::arg("locations"))
+      .def("prefetch", &prefetch, py::arg("batch"), py::arg("locations") = py::none())
+      .def("reads_ahead", &Shard::has_source)
       .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
            py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0,
            py::arg("locations") = py::none())
@@ -416,6 +434,7 @@ void add_shard(py::module_& module) {
       .def("saved_bytes_at", &Shard::saved_bytes_at, py::arg("rows"))
       .def("__len__", &Shard::size, py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats)
+      .def("tier_stats", &tier_stats)
       .def("verify", &Shard::verify, py::call_guard<py::gil_scoped_release>());
   py::register_exception<SnapshotLostError>(module, "SnapshotLostError", shoal_error.ptr());
   py::class_<Snapshot>(module, "Snapshot")

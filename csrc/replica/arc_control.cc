@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "replica/arc.h"
-#include "tier/tiered_shard.h"
+#include "tier/tier.h"
 
 namespace shoal {
 
@@ -235,21 +235,15 @@ std::function<std::shared_ptr<Shard>(const TableSpec&)> Arc::shard_maker() const
     std::shared_ptr<ShardContext> context;
     Shard shard;
   };
-  struct OwnedTiered {
-    std::shared_ptr<ShardContext> context;
-    TieredShard shard;
-  };
   return [context = context_, slots = slots_, first = first_,
           end = end_](const TableSpec& spec) -> std::shared_ptr<Shard> {
-    if (context->tier != nullptr && !context->budget && TieredShard::suits(spec)) {
-      TierSpace& tier = *context->tier;
-      const std::shared_ptr<OwnedTiered> owned(new OwnedTiered{
-          context, TieredShard(spec, slots, context->pool, first, end, tier.directory(), tier.memory())});
-      return {owned, &owned->shard};
-    }
     Budget* const budget = context->budget ? &*context->budget : nullptr;
     const std::shared_ptr<Owned> owned(
         new Owned{context, Shard(spec, slots, context->pool, Locks::kOne, budget, first, end)});
+    if (context->tier != nullptr && budget == nullptr && Tier::suits(spec)) {
+      TierSpace& tier = *context->tier;
+      owned->shard.set_source(std::make_unique<Tier>(owned->shard, tier.directory(), tier.memory()));
+    }
     return {owned, &owned->shard};
   };
 }

@@ -198,14 +198,12 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
   const std::size_t classes = kSweepHead + 2 * rules.size();
   const std::size_t words = classes + (dry_run ? 2 * kClasses * rules.size() : 0);
   const bool holds = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind) != rules.end();
-  const auto writing = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
-  const auto budget_lock = dry_run ? std::unique_lock<std::mutex>() : lock_budget();
 
   const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<RowView>& kept,
                               std::vector<std::uint64_t>& dropped) {
     SlotState& slot = *tables_[s - first_];
     if (!dry_run) {
-      wait_for_save(dropped.size());  // of the previous slot
+      wait_for_save_of_slot(dropped.size());  // of the previous slot
     }
     const std::unique_lock lock(slot.lock);
     const auto bytes = [&] { return bytes_of(slot); };
@@ -263,27 +261,30 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
     total[2] += bytes();
   };
 
-  const Partition partition{end - first,
-                            parts_for(end - first, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
-  std::vector<std::vector<std::uint64_t>> totals(partition.parts, std::vector<std::uint64_t>(words));
-  pool_.run(partition.parts, [&](std::size_t part) {
-    std::vector<RowView> kept;
-    std::vector<std::uint64_t> dropped;
-    for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
-      sweep_slot(first + s, totals[part], kept, dropped);
-    }
-  });
   std::vector<std::uint64_t> total(words);
-  for (const auto& part : totals) {
-    std::transform(part.begin(), part.end(), total.begin(), total.begin(), std::plus<>());
-  }
+  with_slots(first, end, !dry_run, [&](std::size_t from, std::size_t to) {
+    const auto writing = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
+    const auto budget_lock = dry_run ? std::unique_lock<std::mutex>() : lock_budget();
+    const Partition partition{to - from,
+                              parts_for(to - from, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
+    std::vector<std::vector<std::uint64_t>> totals(partition.parts, std::vector<std::uint64_t>(words));
+    pool_.run(partition.parts, [&](std::size_t part) {
+      std::vector<RowView> kept;
+      std::vector<std::uint64_t> dropped;
+      for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
+        sweep_slot(from + s, totals[part], kept, dropped);
+      }
+    });
+    for (const auto& part : totals) {
+      std::transform(part.begin(), part.end(), total.begin(), total.begin(), std::plus<>());
+      for (std::size_t k = 0; k < rules.size() && !dry_run; ++k) {
+        expired_[static_cast<std::size_t>(rules[k].kind)].fetch_add(part[kSweepHead + 2 * k]);
+      }
+    }
+    return true;
+  });
   for (std::size_t age = 0; age < kAges; ++age) {
     total[5 + age] = dry_run ? returns_[age].load() : returns_[age].exchange(0);
-  }
-  if (!dry_run) {
-    for (std::size_t k = 0; k < rules.size(); ++k) {
-      expired_[static_cast<std::size_t>(rules[k].kind)].fetch_add(total[kSweepHead + 2 * k]);
-    }
   }
   return total;
 }

@@ -157,11 +157,7 @@ void each_row(const Shard& shard, const Call& call, std::size_t first, std::size
     std::vector<float> weights;
     for (std::size_t s = first + partition.begin(part); s < first + partition.begin(part + 1); ++s) {
       const Slot slot{static_cast<std::uint32_t>(s)};
-      if (is_of_any_order(call)) {
-        shard.read_slot_unordered(slot, hashes, weights);
-      } else {
-        shard.Shard::read_slot(slot, hashes, weights);
-      }
+      shard.read_slot_in_memory(slot, !is_of_any_order(call), hashes, weights);
       for (std::size_t r = 0; r < hashes.size(); ++r) {
         ask(part, s, hashes[r], std::span<const float>(weights).subspan(r * dim, width));
       }

@@ -4,21 +4,13 @@
 #include <mutex>
 
 #include "shard/probe_pipeline.h"
+#include "shard/walk.h"
 
 namespace shoal {
 
 void ShardResidency::locate(const SlotSlices& batch, RowLocations& locations, std::size_t first,
                             std::size_t end) const {
-  struct Finder {
-    std::size_t touched = 0;
-
-    void enter(SlotState&, std::span<const std::uint64_t>) {}
-    void use(Probe& /*run*/, std::size_t /*first*/, PrefetchCursor& ahead) const noexcept { ahead.drain(); }
-  };
-  Finder finder;
-  ProbePipeline<NoLock>(shard_.tables_, shard_.first_, shard_.layout_, batch.hashes, batch.offsets,
-                        Probe::kMax, &locations, &locations)
-      .walk(first, end, finder);
+  shard_.find<NoLock>(batch, locations, first, end);
 }
 
 void ShardResidency::make_room(std::size_t place, std::size_t more) const {

@@ -1,11 +1,11 @@
-// ShardResidency: which rows of a shard are in memory, for a tier that keeps others on disk (tier/tiered_shard.h).
+// ShardResidency: which rows of a shard are in memory. With it a RowSource (shard/row_source.h) brings rows and takes them away.
 //
-// Rows come and go here without a change of the table: nothing is logged for a save, counted or recorded as changed. A caller who
-// makes sure that all rows of a batch are in memory before the shard processes it gets what a shard with all rows in memory
-// would have returned.
+// Invariants
+//   I1  This is not a change of the table: nothing is logged for a save, counted or recorded as changed.
+//   I2  A row is in memory exactly as it was inserted.
 //
-// Threads: calls for different slots may run at the same time; they, and the shard's own calls, exclude each other by the caller's
-// lock, except that saves may end meanwhile.
+// Threads: in a turn. Calls for different slots, which are given by their places among those of the shard, may run at the
+// same time. Saves may end meanwhile.
 
 #pragma once
 
@@ -24,19 +24,6 @@ class ShardResidency {
  public:
   explicit ShardResidency(Shard& shard) noexcept : shard_(shard) {}
 
-  // As the shard does at the start of a call.
-  void check(const SlotSlices& batch) const { shard_.check_batch(batch); }
-  void check_process() const { shard_.check_process(); }
-  void wait_for_save(std::size_t rows) const {
-    if (shard_.is_saving()) {
-      shard_.wait_for_slots(rows, true);
-    }
-  }
-  std::vector<std::uint64_t> hashes_of(std::size_t rows, std::span<const std::byte> section) const {
-    return shard_.hashes_of(rows, section);
-  }
-
-  // Slots are given by their places among those here.
   std::size_t rows(std::size_t place) const noexcept { return table(place).size(); }
   std::size_t bytes(std::size_t place) const noexcept { return table(place).bytes(); }
   std::size_t bytes_with(std::size_t place, std::size_t more) const noexcept {

@@ -33,8 +33,13 @@ std::vector<std::size_t> Shard::section_offsets(std::size_t rows) const {
 std::size_t Shard::section(Slot slot, std::vector<std::byte>& bytes) const {
   check_process();
   const SlotState& state = at(slot);
-  const std::shared_lock lock(state.lock);
-  return write_section(state.table.entries(), bytes);
+  std::size_t rows = 0;
+  with_slots(index_of(slot), index_of(slot) + 1, false, [&](std::size_t, std::size_t) {
+    const std::shared_lock lock(state.lock);
+    rows = write_section(state.table.entries(), bytes);
+    return true;
+  });
+  return rows;
 }
 
 std::size_t Shard::write_section(std::span<const SlotTable::Entry> entries,
@@ -120,8 +125,6 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
   check_process();
   const auto hashes = hashes_of(rows, section);
   const auto offsets = section_offsets(rows);
-  const auto writing = enter();
-  const auto budget_lock = lock_budget();
   const auto row_of = [&](std::size_t bound) {  // the first row of that slot or a later one
     return static_cast<std::size_t>(
         std::ranges::partition_point(hashes,
@@ -130,27 +133,35 @@ std::size_t Shard::restore(std::size_t rows, std::span<const std::byte> section,
   };
   const std::size_t begin = row_of(std::max(first_slot, first_));
   const std::size_t end = std::max(begin, row_of(std::min(end_slot, this->end_slot())));
+  std::vector<std::uint64_t> slot_offsets;  // for the source
   for (std::size_t first = begin; first < end;) {
     const std::size_t slot = slot_position(hashes[first]);
     const std::size_t last = static_cast<std::size_t>(
         std::partition_point(hashes.begin() + static_cast<std::ptrdiff_t>(first), hashes.end(),
                              [&](std::uint64_t hash) { return slot_position(hash) == slot; }) -
         hashes.begin());
+    const auto added = std::span(hashes).subspan(first, last - first);
+    if (source_ != nullptr) {
+      slot_offsets.assign(slot + 1, 0);
+      slot_offsets.resize(tables_.size() + 1, added.size());
+    }
+    RowLocations* locations = nullptr;
+    const Writing writing = begin_writing({added, slot_offsets}, locations, RowSource::Use::kCreates);
     const std::unique_lock lock(tables_[slot]->lock);
     SlotTable& table = tables_[slot]->table;
-    before_change(*tables_[slot], std::span(hashes).subspan(first, last - first));
+    before_change(*tables_[slot], added);
     if (table.size() != 0) {
-      std::vector<std::byte*> there(last - first);
-      table.find(std::span(hashes).subspan(first, last - first), there);
+      std::vector<std::byte*> there(added.size());
+      table.find(added, there);
       SHOAL_CHECK(std::count(there.begin(), there.end(), nullptr) == std::ssize(there),
                   "a key of the section is in the table already: restore into an empty table");
     }
-    if (!table.has_room(last - first)) {
+    if (!table.has_room(added.size())) {
       if (budget_ != nullptr &&
-          bytes_of(*tables_[slot]) - table.bytes() + table.bytes_with(last - first, true) > allowed(slot)) {
-        throw_over_budget(slot, last - first);
+          bytes_of(*tables_[slot]) - table.bytes() + table.bytes_with(added.size(), true) > allowed(slot)) {
+        throw_over_budget(slot, added.size());
       }
-      table.reserve(table.size() + last - first);
+      table.reserve(table.size() + added.size());
       note(slot);
     }
     for (std::size_t r = first; r < last; ++r) {
@@ -204,7 +215,7 @@ void Shard::restore_filter(Slots cut, Slot slot, std::span<const std::byte> byte
 void Shard::reserve(Slots cut, std::span<const std::size_t> rows) {
   check_process();
   SHOAL_CHECK(rows.size() == cut.count(), "reserve takes one number of rows a slot");
-  if (cut.bits() < slots_.bits()) {
+  if (cut.bits() < slots_.bits() || source_ != nullptr) {
     return;  // rows of a coarser slot can only be assigned by their hashes
   }
   const auto writing = enter();

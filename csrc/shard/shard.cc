@@ -149,14 +149,27 @@ std::unique_lock<std::shared_mutex> Shard::enter_alone() const {
   return std::unique_lock(writers_mutex_);
 }
 
+Shard::Writing Shard::begin_writing(const SlotSlices& batch, RowLocations*& locations,
+                                    RowSource::Use use) const {
+  wait_for_save(batch.hashes.size());
+  return {.turn = bring(batch, locations, use), .writers = enter(), .budget = lock_budget()};
+}
+
 void Shard::pause_writers() {
   check_process();
+  Turn turn = this->turn();
   check_not_stepping();
   const std::lock_guard hold(pause_mutex_);
   writers_mutex_.lock();
+  turn.release();  // until resume_writers()
 }
 
-void Shard::resume_writers() { writers_mutex_.unlock(); }
+void Shard::resume_writers() {
+  writers_mutex_.unlock();
+  if (source_ != nullptr) {
+    source_->unlock();
+  }
+}
 
 Shard::Known Shard::known(const SlotSlices& batch, RowLocations* locations) const {
   if (locations != nullptr) {
@@ -188,13 +201,13 @@ void Shard::see(std::span<std::byte* const> rows, std::span<const std::uint32_t>
 // --- requests ---------------------------------------------------------------------------------------------------
 
 template <class Use>
-void Shard::read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use,
+void Shard::read_weights(const SlotSlices& batch, RowLocations* locations, float* to, const Use& use,
                          ShardScratch* scratch) const {
   std::visit(
       [&](const auto& rule) {
         constexpr bool kDerives = std::remove_cvref_t<decltype(rule)>::kDerivesWeights;
         read(
-            batch, known, kDerives ? rows_.bytes() : rows_.width(0),
+            batch, locations, kDerives ? rows_.bytes() : rows_.width(0),
             [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
               const Block block = work.block(rows.size(), rows_.dim());
               float* const out = to == nullptr ? block.grads : to + first * rows_.dim();
@@ -217,50 +230,35 @@ void Shard::pull(const SlotSlices& batch, std::span<float> weights, RowLocations
                  ShardScratch* scratch) const {
   check_batch(batch);
   SHOAL_CHECK(weights.size() == batch.hashes.size() * rows_.dim(), "rows must be len(keys) x dim");
-  read_weights(
-      batch, known(batch, locations), weights.data(), [](std::span<const float>, std::size_t) {}, scratch);
+  read_weights(batch, locations, weights.data(), [](std::span<const float>, std::size_t) {}, scratch);
 }
 
 void Shard::pull_per_key(const KeyBatch& batch, std::span<float> weights, RowLocations* locations) const {
   const SlotSlices slices{batch.hashes(), batch.offsets()};
   check_batch(slices);
   SHOAL_CHECK(weights.size() == batch.input_size() * rows_.dim(), "rows must be len(keys) x dim");
-  read_weights(slices, known(slices, locations), nullptr,
-               [&](std::span<const float> rows, std::size_t first) {
-                 batch.expand_some(first, rows, rows_.dim(), weights.data());
-               });
+  read_weights(slices, locations, nullptr, [&](std::span<const float> rows, std::size_t first) {
+    batch.expand_some(first, rows, rows_.dim(), weights.data());
+  });
 }
 
 void Shard::locate(const SlotSlices& batch, RowLocations& locations) const {
   check_batch(batch);
-  const Known to = known(batch, &locations);
-  struct Finder {
-    std::size_t touched = 0;
-
-    void enter(SlotState&, std::span<const std::uint64_t>) {}
-    void use(Probe& /*run*/, std::size_t /*first*/, PrefetchCursor& ahead) const noexcept { ahead.drain(); }
-  };
-  const auto find = [&]<class Lock>() {
-    Finder finder;
-    ProbePipeline<Lock>(tables_, first_, layout_, batch.hashes, batch.offsets, Probe::kMax, to.before,
-                        to.after)
-        .walk(0, tables_.size(), finder);
-  };
+  const Turn turn = this->turn();
+  known(batch, &locations);
   if (of_all_ != nullptr) {
     const std::shared_lock all(*of_all_);
-    find.template operator()<NoLock>();
+    find<NoLock>(batch, locations, 0, tables_.size());
   } else {
-    find.template operator()<std::shared_lock<std::shared_mutex>>();
+    find<std::shared_lock<std::shared_mutex>>(batch, locations, 0, tables_.size());
   }
 }
 
 template <class Body>
 std::uint64_t Shard::write_rows(const SlotSlices& batch, const OccurrenceCounts& occurrences,
-                                std::size_t* stepped, const RowLocations* locations, ShardScratch* scratch,
+                                std::size_t* stepped, RowLocations* locations, ShardScratch* scratch,
                                 const Body& body) {
-  wait_for_save(batch.hashes.size());
-  const auto writing = enter();
-  const auto budget_lock = lock_budget();
+  const Writing writing = begin_writing(batch, locations, RowSource::Use::kCreates);
   InsertContext how{.now = {.clock = table_clock(occurrences.clock)},
                     .asks = !admission_.admits_all(),
                     .counts = occurrences.counts};
@@ -303,7 +301,7 @@ void Shard::check_push(const SlotSlices& batch, const OccurrenceCounts& occurren
 
 std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
                                const OccurrenceCounts& occurrences, std::size_t* stepped,
-                               const RowLocations* locations, ShardScratch* scratch) {
+                               RowLocations* locations, ShardScratch* scratch) {
   check_push(batch, occurrences, stepped, locations);
   if (const auto* const rule = std::get_if<UserRule>(&spec_.optimizer.rule())) {
     return step_user(*rule, batch, slopes, occurrences, stepped, locations);
@@ -435,11 +433,6 @@ void Shard::add_changes(const Block& block, const float* changes, std::uint32_t*
   }
 }
 
-void Shard::with_slots(std::size_t first, std::size_t end, bool /*changes*/,
-                       const std::function<bool(std::size_t, std::size_t)>& use) {
-  use(first, end);
-}
-
 void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock) {
   check_batch(batch);
   const std::size_t dim = rows_.dim();
@@ -449,9 +442,8 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
     SHOAL_CHECK(is_finite(weights[i]) != 0,
                 "weights must be finite: one of them is " + std::to_string(weights[i]));
   }
-  wait_for_save(batch.hashes.size());
-  const auto writing = enter();
-  const auto budget_lock = lock_budget();
+  RowLocations* locations = nullptr;
+  const Writing writing = begin_writing(batch, locations, RowSource::Use::kCreates);
   const std::uint64_t shared = step_noise(spec_.seed, 0);
   const InsertContext how{.now = {.clock = table_clock(clock)}};
   fit(batch, how);
@@ -479,9 +471,8 @@ void Shard::assign(const SlotSlices& batch, std::span<const float> weights, std:
 
 std::size_t Shard::erase(const SlotSlices& batch, std::span<std::uint32_t> by_slot) {
   check_batch(batch);
-  wait_for_save(batch.hashes.size());
-  const auto writing = enter();
-  const auto budget_lock = lock_budget();
+  RowLocations* locations = nullptr;
+  const Writing writing = begin_writing(batch, locations, RowSource::Use::kErases);
   std::atomic<std::size_t> erased{0};
   split(batch, [&](std::size_t first, std::size_t end) {
     for (std::size_t s = first; s < end; ++s) {
@@ -521,7 +512,10 @@ void Shard::contains(const SlotSlices& batch, std::span<std::uint8_t> there) con
       }
     }
   };
-  walk<std::shared_lock<std::shared_mutex>>(batch, {}, [&] { return Asker{there, Workspace(rows_)}; });
+  RowLocations* locations = nullptr;
+  const Turn turn = bring(batch, locations, RowSource::Use::kReads);
+  walk<std::shared_lock<std::shared_mutex>>(batch, known(batch, locations),
+                                            [&] { return Asker{there, Workspace(rows_)}; });
 }
 
 void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> values) const {
@@ -530,7 +524,7 @@ void Shard::state(const SlotSlices& batch, std::size_t column, std::span<float> 
   SHOAL_CHECK(column < rows_.columns() || (of_row && rows_.has_row_state()), "there is no such column");
   const std::size_t width = of_row ? 1 : rows_.dim();
   SHOAL_CHECK(values.size() == batch.hashes.size() * width, "values must be len(keys) x the column's width");
-  read(batch, {}, rows_.bytes(),
+  read(batch, nullptr, rows_.bytes(),
        [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
          const Block block = work.block(rows.size(), rows_.dim());
          rows_.gather(rows, block, ahead);
@@ -545,7 +539,7 @@ void Shard::pull_whole(const SlotSlices& batch, std::span<float> numbers, ShardS
   SHOAL_CHECK(numbers.size() == batch.hashes.size() * rows_.floats(),
               "rows must be len(keys) x the numbers of a row");
   read(
-      batch, {}, rows_.bytes(),
+      batch, nullptr, rows_.bytes(),
       [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
         const Block block = work.block(rows.size(), dim);
         rows_.gather(rows, block, ahead);
@@ -570,7 +564,7 @@ void Shard::metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint
   SHOAL_CHECK(k < count, "there is no such row metadata");
   SHOAL_CHECK(values.size() == batch.hashes.size(), "values must be len(keys)");
   const std::size_t at = rows_.offset(rows_.stored() - count + k);
-  read(batch, {}, rows_.bytes(),
+  read(batch, nullptr, rows_.bytes(),
        [&](Workspace&, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
          for (std::size_t r = 0; r < rows.size(); ++r) {
            ahead.next();

@@ -1,17 +1,14 @@
-// Shard: a contiguous range of slots of one table, in one process, and the operations on their rows. Every request is
-// a batch in hash order, each hash once, divided by slot (batch/key_batch.h). A thread takes consecutive slots: it
-// locks a slot, finds its rows, updates them in place run by run, and unlocks it. Results depend on the batch alone:
-// not on threads, nor on the number of slots.
+// Shard: a range of slots of one table, in one process, and the operations on their rows. Every request is a batch in hash
+// order, each hash once, divided by slot (batch/key_batch.h). Results depend on the batch alone: not on threads, the number
+// of slots, or which rows are in memory (shard/row_source.h).
 //
-// Invariants (verify() checks them): those of every SlotTable (I1 to I5).
+// Invariants (verify() checks them): those of every SlotTable (I1 to I5), and of the source.
 //
-// Threads. Any number of callers. Locks, in this order:
-//   1. writers_mutex_   shared by calls that change rows; exclusive in pause_writers(), and in pushes to a table with
-//   a UserRule. Who waits for it alone blocks new writers first (pause_mutex_), so it cannot starve.
-//   2. budget lock      if there is a memory budget: calls that change tables run one at a time
-//   3. slot locks       in ascending order, a few adjacent slots at a time (shard/probe_pipeline.h). Readers share a
-//   slot.
-// A shard whose calls are serialized anyway, as a data loop's are, may have one lock for all slots (Locks::kOne).
+// Threads: any number of callers. Locks, in this order:
+//   1. the turn         if there is a source: calls run one at a time
+//   2. writers_mutex_   shared by calls that change rows; exclusive in pause_writers() and in pushes with a UserRule
+//   3. budget lock      if there is a memory budget: calls that change tables run one at a time
+//   4. slot locks       in ascending order, a few adjacent slots at a time (shard/probe_pipeline.h); readers share a slot
 // Fork: a copy of a shard in a child process throws WrongProcessError.
 
 #pragma once
@@ -44,6 +41,7 @@
 #include "policy/lifecycle.h"
 #include "shard/probe_pipeline.h"
 #include "shard/row_locations.h"
+#include "shard/row_source.h"
 #include "shard/rows.h"
 #include "shard/shard_stats.h"
 #include "shard/tier_stats.h"
@@ -77,8 +75,8 @@ struct SlotSlices {
   std::span<const std::uint64_t> offsets;
 };
 
-// One lock per slot, or one lock for all slots, which is cheaper with a single caller: calls of 1000 keys take 0.8 of the
-// time and two thirds of the instructions (bench/table.md, "Wide rows").
+// One lock per slot, or one lock for all slots, which is cheaper if calls are serialized anyway, as a data loop's are: calls of
+// 1000 keys take 0.8 of the time and two thirds of the instructions (bench/table.md, "Wide rows").
 enum class Locks : std::uint8_t { kBySlot, kOne };
 
 // Memory for the intermediate values of a call, so that small batches allocate nothing. Any shards may use it, one call at a time.
@@ -88,7 +86,7 @@ class ShardScratch {
   Buffer<std::byte> bytes_;
 };
 
-class Shard {
+class Shard final {
  public:
   static constexpr std::size_t kAllSlots = std::numeric_limits<std::size_t>::max();  // as an end
 
@@ -96,7 +94,12 @@ class Shard {
   // even an empty table fits.
   Shard(const TableSpec& spec, Slots slots, ThreadPool& pool, Locks locks = Locks::kBySlot,
         Budget* budget = nullptr, std::size_t first = 0, std::size_t end = kAllSlots);
-  virtual ~Shard();
+  ~Shard();
+  Shard(const Shard&) = delete;
+  Shard& operator=(const Shard&) = delete;
+  // Rows come from this source, and go to it, from now on. Before the first call.
+  void set_source(std::unique_ptr<RowSource> source) noexcept { source_ = std::move(source); }
+  bool has_source() const noexcept { return source_ != nullptr; }
   // is_saving(): a save is in progress. fits_save(): whether `rows` rows can be changed within the memory for logged contents. With one lock for all
   // slots, changes do not wait for that; the save fails if much more has to be logged.
   bool is_saving() const noexcept { return saving_.active.load() && !saving_.lost.load(); }
@@ -105,8 +108,6 @@ class Shard {
   // Releases the shard's part of the budget before the destructor runs, which may be much later. Call nothing else
   // after it.
   void leave_budget();
-  Shard(const Shard&) = delete;
-  Shard& operator=(const Shard&) = delete;
 
   const TableSpec& spec() const noexcept { return spec_; }
   const Slots& slots() const noexcept { return slots_; }  // of the whole table
@@ -134,57 +135,52 @@ class Shard {
 
   // With `locations` of this batch, known rows are not searched, and all rows are known afterwards.
   // `scratch`: used by a pool of one thread; null: the call allocates its own.
-  virtual void pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations = nullptr,
-                    ShardScratch* scratch = nullptr) const;
+  void pull(const SlotSlices& batch, std::span<float> weights, RowLocations* locations = nullptr,
+            ShardScratch* scratch = nullptr) const;
   // pull() of every input key, without an intermediate row for each unique key.
-  virtual void pull_per_key(const KeyBatch& batch, std::span<float> weights,
-                            RowLocations* locations = nullptr) const;
+  void pull_per_key(const KeyBatch& batch, std::span<float> weights, RowLocations* locations = nullptr) const;
   // Only finds the rows, in the calling thread, for callers that prepare a batch ahead of time.
-  virtual void locate(const SlotSlices& batch, RowLocations& locations) const;
+  void locate(const SlotSlices& batch, RowLocations& locations) const;
   // Returns the number of the step, which is assigned once all arguments are checked and no snapshot is being
   // started. In a pool of one thread `stepped` counts the updated rows from the front of the batch: the progress of a
   // push that throws.
-  virtual std::uint64_t push(const SlotSlices& batch, std::span<const float> grads,
-                             const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
-                             RowLocations* locations = nullptr, ShardScratch* scratch = nullptr);
+  std::uint64_t push(const SlotSlices& batch, std::span<const float> grads,
+                     const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
+                     RowLocations* locations = nullptr, ShardScratch* scratch = nullptr);
   // push() of one gradient per input key: the gradients of each unique key are summed when its row is updated, as by
   // KeyBatch::sum.
-  virtual std::uint64_t push_per_key(const KeyBatch& batch, std::span<const float> grads,
-                                     const OccurrenceCounts& occurrences = {},
-                                     RowLocations* locations = nullptr);
+  std::uint64_t push_per_key(const KeyBatch& batch, std::span<const float> grads,
+                             const OccurrenceCounts& occurrences = {}, RowLocations* locations = nullptr);
   // Counts as one occurrence of each key.
-  virtual void assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock = 0);
+  void assign(const SlotSlices& batch, std::span<const float> weights, std::uint32_t clock = 0);
   // Adds the number of rows of each slot to `by_slot`, unless it is empty.
-  virtual std::size_t erase(const SlotSlices& batch, std::span<std::uint32_t> by_slot = {});
-  virtual void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
+  std::size_t erase(const SlotSlices& batch, std::span<std::uint32_t> by_slot = {});
+  void contains(const SlotSlices& batch, std::span<std::uint8_t> there) const;
   // Column k of the batch's rows as float32, dim per row (1 per row for the row state, k == rows().columns()).
-  virtual void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
+  void state(const SlotSlices& batch, std::size_t column, std::span<float> values) const;
   // Whole rows: rows().floats() numbers each, the columns and then the row state.
-  virtual void pull_whole(const SlotSlices& batch, std::span<float> numbers,
-                          ShardScratch* scratch = nullptr) const;
+  void pull_whole(const SlotSlices& batch, std::span<float> numbers, ShardScratch* scratch = nullptr) const;
   // Adds what steps in copies of rows have changed, like a push of gradients: creates missing rows; a row stays if nothing in it
   // changes, if a number would not be finite, or if state would be negative. Only for rules that add up (optim/optimizer.h).
-  virtual std::uint64_t push_whole(const SlotSlices& batch, std::span<const float> changes,
-                                   const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
-                                   ShardScratch* scratch = nullptr);
+  std::uint64_t push_whole(const SlotSlices& batch, std::span<const float> changes,
+                           const OccurrenceCounts& occurrences = {}, std::size_t* stepped = nullptr,
+                           ShardScratch* scratch = nullptr);
   // Column k of the batch's row metadata (policy/lifecycle.h) as stored; 0 for absent rows.
-  virtual void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
-  // Begins to fetch the rows of a later call that are elsewhere, and locates the others. False, and nothing is done: all rows
-  // are always in memory.
-  virtual bool prefetch(const SlotSlices& /*batch*/, RowLocations* /*locations*/ = nullptr) const {
-    return false;
-  }
+  void metadata(const SlotSlices& batch, std::size_t k, std::span<std::uint32_t> values) const;
+  // Begins to fetch the rows of a later call that are not in memory, and locates the others. False: all rows are always in
+  // memory.
+  bool prefetch(const SlotSlices& batch, RowLocations* locations = nullptr) const;
 
-  // Calls use(a, b) for ranges of slots, in order, which together are [first, end), until it returns false. Their rows are in
-  // memory meanwhile, wherever they are else (tier/tiered_shard.h). `changes`: it may change them.
-  virtual void with_slots(std::size_t first, std::size_t end, bool changes,
-                          const std::function<bool(std::size_t, std::size_t)>& use);
+  // Calls use(a, b) for ranges of slots, in order, which together are [first, end), until it returns false: all at once, or with
+  // a source each slot in a turn of its own, with its rows in memory. `changes`: it may change them.
+  void with_slots(std::size_t first, std::size_t end, bool changes,
+                  const std::function<bool(std::size_t, std::size_t)>& use) const;
 
   // --- by slot: checkpoints and iteration (as it was at one moment: shard/snapshot.h) ----------------------------
 
   // The rows of one slot in ascending order of hash, as columns: hashes, then each column as stored, each aligned to
   // kSectionAlignment. Offsets are section_offsets(rows).
-  virtual std::size_t section(Slot slot, std::vector<std::byte>& bytes) const;  // returns the rows
+  std::size_t section(Slot slot, std::vector<std::byte>& bytes) const;  // returns the rows
   std::vector<std::size_t> section_offsets(
       std::size_t rows) const;  // rows().stored() + 2 numbers: the last is the size
   static constexpr std::size_t kSectionAlignment = 64;
@@ -193,40 +189,42 @@ class Shard {
   // slots outside [first, end), or not here, are skipped. Returns the number of added rows. Throws std::invalid_argument, with
   // nothing changed, for a wrong size or hashes that do not ascend; also for a row that already exists, and then
   // earlier slots are restored.
-  virtual std::size_t restore(std::size_t rows, std::span<const std::byte> section, std::size_t first = 0,
-                              std::size_t end = kAllSlots);
+  std::size_t restore(std::size_t rows, std::span<const std::byte> section, std::size_t first = 0,
+                      std::size_t end = kAllSlots);
   // Applies a delta to a base section, of any number of slots: the base's rows that lie in no range, and the delta's
   // rows, all of which must lie in one. Returns the number of rows. Throws std::invalid_argument otherwise. Does not
   // read the table.
   std::size_t merge(std::size_t base_rows, std::span<const std::byte> base, std::size_t delta_rows,
                     std::span<const std::byte> delta, const DirtyRanges& ranges,
                     std::vector<std::byte>& merged) const;
-  // Reserves rows by slot of `cut`, so that restore fills the table in one pass.
-  virtual void reserve(Slots cut, std::span<const std::size_t> rows);
+  // Reserves rows by slot of `cut`, so that restore fills the table in one pass. Nothing with a source, which takes them as they
+  // come.
+  void reserve(Slots cut, std::span<const std::size_t> rows);
 
   // Two sums, modulo 2^64, over hashes of everything stored in the rows of one slot. Tables with equal sums over all
-  // slots have equal rows with probability 1 - 2^-128; neither order nor number of slots matters.
+  // slots have equal rows with probability 1 - 2^-128; neither order nor number of slots matters. Of rows in memory.
   std::array<std::uint64_t, 2> digest(Slot slot) const;
 
   // Hashes and weights of one slot in ascending order of hash.
-  virtual void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
-  // The same in any order, without sorting them. Only of rows in memory.
-  void read_slot_unordered(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
+  void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
+  // The same of its rows in memory; or in any order, without sorting them.
+  void read_slot_in_memory(Slot slot, bool is_ordered, std::vector<std::uint64_t>& hashes,
+                           std::vector<float>& weights) const;
 
-  // Changes the weights of all rows of the slots [first, end): change(weights) modifies the weights of some rows in
+  // Changes the weights of all rows in memory of the slots [first, end): change(weights) modifies the weights of some rows in
   // place. Weights that keep their bits keep their state; others are moved by the optimizer's move(), or set. Returns
   // the number of changed rows per slot. As in a push, a row that would not be finite is left unchanged and counted.
   // With a pool of one thread std::bad_alloc changes nothing: all memory is allocated first.
   std::vector<std::size_t> transform_weights(std::size_t first, std::size_t end,
                                              const std::function<void(std::span<float>)>& change);
 
-  // A function of the program over the rows of the slots [first, end), which `writes` lets change them: shard/user_function.h.
+  // A function of the program over the rows in memory of the slots [first, end), which `writes` lets change them: shard/user_function.h.
   std::vector<double> run_user_function(bool writes, std::span<const double> parameters, std::size_t first,
                                         std::size_t end);
 
   // Blocks writers until they are resumed; called in pairs by one thread.
-  virtual void pause_writers();
-  virtual void resume_writers();
+  void pause_writers();
+  void resume_writers();
   class PausedWriters {
    public:
     explicit PausedWriters(Shard& shard) : shard_(shard) { shard_.pause_writers(); }
@@ -256,7 +254,7 @@ class Shard {
   // decisions under a budget depend. Into a new shard of the same description: first the table, then each slot.
   // std::invalid_argument, and MemoryBudgetExceededError, leave the shard unusable.
   void restore_state(ByteReader& in);
-  virtual void restore_state(Slot slot, ByteReader& in);
+  void restore_state(Slot slot, ByteReader& in);
 
   // --- lifecycle ------------------------------------------------------------------------------------------------
 
@@ -279,8 +277,8 @@ class Shard {
   static constexpr std::size_t kAges = 33;
   static constexpr std::size_t kSweepHead = 5 + kAges;
   static constexpr std::size_t kClasses = 64;
-  virtual std::vector<std::uint64_t> sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
-                                           std::span<const Expiry> rules, bool dry_run);
+  std::vector<std::uint64_t> sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
+                                   std::span<const Expiry> rules, bool dry_run);
 
   // filter() writes the state of a slot's admission filter for checkpoints; restore_filter() reads it, from any
   // number of slots (policy/admission.h).
@@ -294,21 +292,11 @@ class Shard {
   std::size_t bytes_at(std::size_t rows) const;
   std::size_t saved_bytes_at(std::size_t rows) const;
 
-  virtual std::size_t size() const;
-  virtual ShardStats stats() const;
-  virtual std::optional<TierStats> tier_stats() const { return std::nullopt; }  // if rows are on a disk
+  std::size_t size() const;
+  ShardStats stats() const;
+  std::optional<TierStats> tier_stats() const;  // of the source
   // "" if all invariants hold, else the broken one and its slot.
-  virtual std::string verify() const;
-
- protected:
-  struct RowBytes {
-    std::size_t rows;
-    std::size_t bytes;
-  };
-  // Of all rows. The caller has paused the writers.
-  virtual RowBytes rows_and_bytes() const;
-  // Whether all rows are in memory all the time.
-  virtual bool is_resident() const noexcept { return true; }
+  std::string verify() const;
 
  private:
   struct Workspace;  // buffers of one part of a batch
@@ -322,6 +310,30 @@ class Shard {
   void check_slots(std::size_t first, std::size_t end) const;
   // The state of a slot, which must be here.
   SlotState& at(Slot slot) const;
+
+  // --- with a source ----------------------------------------------------------------------------------------------
+  using Turn = std::unique_lock<RowSource>;  // without a source: empty
+  Turn turn() const;
+  // A turn with the rows of a batch in memory. With a source all are known in `locations` then, which are its own if there are
+  // none.
+  Turn bring(const SlotSlices& batch, RowLocations*& locations, RowSource::Use use) const {
+    Turn turn;
+    if (source_ != nullptr) [[unlikely]] {
+      turn = this->turn();
+      locations = &source_->bring(batch, locations, use);
+    }
+    return turn;
+  }
+  std::size_t rows_elsewhere(std::size_t place) const noexcept {
+    return source_ == nullptr ? 0 : source_->rows_elsewhere(place);
+  }
+  struct RowBytes {
+    std::size_t rows;
+    std::size_t bytes;
+  };
+  // Of all rows. The caller has paused the writers.
+  RowBytes rows_and_bytes() const;
+
   // Number of a hash's slot among those here; tables_, noted_ and the offsets of batches are indexed by it.
   std::size_t slot_position(std::uint64_t hash) const noexcept { return index_of(slots_.of(hash)) - first_; }
   // Calls work(first, end) in the pool's threads for ranges of slots that together cover the batch.
@@ -333,17 +345,20 @@ class Shard {
     RowLocations* after = nullptr;
   };
   Known known(const SlotSlices& batch, RowLocations* locations) const;
+  // Records in `locations`, which known() has prepared, the rows of the slots with places from `first` to `end`.
+  template <class Lock>
+  void find(const SlotSlices& batch, RowLocations& locations, std::size_t first, std::size_t end) const;
   // Runs a ProbePipeline with its own worker in each thread. Lock is that of a slot.
   template <class Lock, class MakeWorker>
   void walk(const SlotSlices& batch, const Known& known, const MakeWorker& make_worker) const;
   // Calls use(workspace, rows, first, ahead) for every run of rows, in order, and reads the first `touched` bytes of
   // each; an absent row is replaced by its initial row.
   template <class Use>
-  void read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use,
+  void read(const SlotSlices& batch, RowLocations* locations, std::size_t touched, const Use& use,
             ShardScratch* scratch = nullptr) const;
   // Calls use(weights, first) for every run, with its weights in `to`, or in the workspace if `to` is null.
   template <class Use>
-  void read_weights(const SlotSlices& batch, const Known& known, float* to, const Use& use,
+  void read_weights(const SlotSlices& batch, RowLocations* locations, float* to, const Use& use,
                     ShardScratch* scratch = nullptr) const;
   // (first, count, room): returns the gradients of a run's unique hashes, which may be computed in `room`.
   using Slopes = std::function<const float*(std::size_t, std::size_t, float*)>;
@@ -357,16 +372,15 @@ class Shard {
   // number of those that would not have been finite.
   template <class Body>
   std::uint64_t write_rows(const SlotSlices& batch, const OccurrenceCounts& occurrences, std::size_t* stepped,
-                           const RowLocations* locations, ShardScratch* scratch, const Body& body);
+                           RowLocations* locations, ShardScratch* scratch, const Body& body);
   std::uint64_t step_rows(const SlotSlices& batch, const Slopes& slopes, const OccurrenceCounts& occurrences,
-                          std::size_t* stepped, const RowLocations* locations, ShardScratch* scratch);
+                          std::size_t* stepped, RowLocations* locations, ShardScratch* scratch);
   void check_push(const SlotSlices& batch, const OccurrenceCounts& occurrences, const std::size_t* stepped,
                   const RowLocations* locations) const;
   void add_changes(const Block& block, const float* changes, std::uint32_t* finite) const noexcept;
   // The same for a UserRule (shard/user_step.cc).
   std::uint64_t step_user(const UserRule& rule, const SlotSlices& batch, const Slopes& slopes,
-                          const OccurrenceCounts& occurrences, std::size_t* stepped,
-                          const RowLocations* locations);
+                          const OccurrenceCounts& occurrences, std::size_t* stepped, RowLocations* locations);
   // The parameters and state of a worker that creates rows.
   struct InsertContext {
     const SlotTable* counted = nullptr;  // the last table whose missing rows were counted
@@ -383,6 +397,13 @@ class Shard {
   template <class Use>
   void change(const SlotSlices& batch, const InsertContext& how, const Known& known, const Use& use,
               ShardScratch* scratch = nullptr);
+  // What a call holds that changes the rows of a batch, in the order of the locks.
+  struct Writing {
+    Turn turn;
+    std::shared_lock<std::shared_mutex> writers;
+    std::unique_lock<std::mutex> budget;
+  };
+  Writing begin_writing(const SlotSlices& batch, RowLocations*& locations, RowSource::Use use) const;
   std::shared_lock<std::shared_mutex> enter() const;
   // Excludes other writers, and snapshots.
   std::unique_lock<std::shared_mutex> enter_alone() const;
@@ -407,6 +428,7 @@ class Shard {
   void save_state(ByteWriter& out) const;
   SlotHead head_of(const SlotState& state) const;
   void write_rows(std::span<const SlotTable::Entry> entries, ByteWriter& out) const;
+  void restore_slot(Slot slot, ByteReader& in);
 
   // --- for a save: shard/snapshot.cc
   friend class Snapshot;
@@ -434,14 +456,19 @@ class Shard {
   static void end_base(SlotState& slot, Purpose purpose, bool is_base) noexcept;
   void before_change_of_all(SlotState& slot) noexcept;
   void keep(SlotState& slot, std::span<const std::uint64_t> hashes) noexcept;
-  // Waits until `rows` rows may be changed during a save. The caller holds no slot lock.
-  void wait_for_save(std::size_t rows) {
+  // Waits until `rows` rows may be changed during a save. The caller holds no slot lock and has no turn.
+  void wait_for_save(std::size_t rows) const {
     if (saving_.active.load(std::memory_order_relaxed)) [[unlikely]] {
-      wait_for_slots(rows,
-                     is_resident());  // else the tier has waited, before it took the lock that saves need
+      wait_for_slots(rows);
     }
   }
-  void wait_for_slots(std::size_t rows, bool waits);
+  // The same for a slot within with_slots(), which with a source has waited before the turn.
+  void wait_for_save_of_slot(std::size_t rows) const {
+    if (source_ == nullptr) {
+      wait_for_save(rows);
+    }
+  }
+  void wait_for_slots(std::size_t rows) const;
   std::vector<std::uint64_t> hashes_of(std::size_t rows, std::span<const std::byte> section) const;
   std::size_t write_section(std::span<const SlotTable::Entry> entries, std::vector<std::byte>& bytes) const;
   void read_entries(std::span<const SlotTable::Entry> entries, std::vector<std::uint64_t>& hashes,
@@ -502,7 +529,8 @@ class Shard {
   std::vector<std::unique_ptr<SlotState>> tables_;  // one per slot here
   Budget* budget_;
   std::vector<std::size_t> noted_;  // bytes of each slot recorded in the budget
-  mutable std::mutex pause_mutex_;
+  mutable std::mutex
+      pause_mutex_;  // held by who waits for the next lock alone, so that new writers do not starve it
   mutable std::shared_mutex writers_mutex_;
   std::shared_ptr<Buffer<std::byte>> user_rows_;  // of steps of a UserRule; arrays over it may outlive them
   Layout numbers_;                                // of a PreImageLog
@@ -520,6 +548,7 @@ class Shard {
   std::atomic<std::uint64_t> refused_{0};
   std::array<std::atomic<std::uint64_t>, Expiry::kKinds> expired_{};
   std::array<std::atomic<std::uint64_t>, kAges> returns_{};
+  std::unique_ptr<RowSource> source_;  // last: it uses the tables; null: all rows are in memory
 };
 
 }  // namespace shoal

@@ -75,12 +75,12 @@ bool Shard::fits_save(std::size_t rows) const noexcept {
          saving_.kept.load() + std::min(needed, saving_.most.load() / 2) <= saving_.most.load();
 }
 
-void Shard::wait_for_slots(std::size_t rows, bool waits) {
+void Shard::wait_for_slots(std::size_t rows) const {
   const auto fits = [&] { return fits_save(rows); };
   if (fits()) {
     return;
   }
-  const bool may_wait = waits && of_all_ == nullptr;  // a holder of the one lock must not wait here
+  const bool may_wait = of_all_ == nullptr;  // a holder of the one lock must not wait here
   std::unique_lock lock(saving_.mutex);
   if (!(may_wait && saving_.slot_saved.wait_for(lock, Snapshot::kPatience, fits)) &&
       saving_.kept.load() > Snapshot::kHopeless * saving_.most.load()) {

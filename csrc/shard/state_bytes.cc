@@ -68,7 +68,7 @@ void Shard::restore_state(ByteReader& in) {
 }
 
 Shard::SlotHead Shard::head_of(const SlotState& state) const {
-  const SlotTable::Capacity capacity = is_resident() ? state.table.capacity() : SlotTable::Capacity{};
+  const SlotTable::Capacity capacity = source_ == nullptr ? state.table.capacity() : SlotTable::Capacity{};
   ByteWriter head;
   head.bytes().reserve(32);
   head.put(static_cast<std::uint8_t>((state.fills ? kFills : 0) |
@@ -132,6 +132,13 @@ void ShardCopy::take(Slot slot, ByteWriter& out) {
 
 void Shard::restore_state(Slot slot, ByteReader& in) {
   check_process();
+  with_slots(index_of(slot), index_of(slot) + 1, true, [&](std::size_t, std::size_t) {
+    restore_slot(slot, in);
+    return true;
+  });
+}
+
+void Shard::restore_slot(Slot slot, ByteReader& in) {
   const auto writing = enter();
   const auto budget_lock = lock_budget();
   SlotState& state = at(slot);
@@ -150,7 +157,7 @@ void Shard::restore_state(Slot slot, ByteReader& in) {
   const auto hashes = in.take_raw(n * sizeof(std::uint64_t), "hashes");
   const std::byte* row = in.take_raw(n * width, "rows").data();
   // A slot whose rows were not all in memory has no capacity.
-  const bool has_capacity = is_resident() && (capacity.buckets != 0 || n == 0);
+  const bool has_capacity = source_ == nullptr && (capacity.buckets != 0 || n == 0);
   if (has_capacity) {
     state.table.begin_restore(capacity, n);
   } else {

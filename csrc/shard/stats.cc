@@ -32,26 +32,37 @@ std::size_t Shard::saved_bytes_at(std::size_t rows) const {
 
 Shard::RowBytes Shard::rows_and_bytes() const {
   RowBytes all{.rows = 0, .bytes = 0};
-  for (const auto& slot : tables_) {
-    all.rows += slot->table.size();
-    all.bytes += bytes_of(*slot);
+  for (std::size_t s = 0; s < tables_.size(); ++s) {
+    all.rows += tables_[s]->table.size() + rows_elsewhere(s);
+    all.bytes += bytes_of(*tables_[s]);
+  }
+  if (source_ != nullptr) {
+    all.bytes = all.rows * (rows_.bytes() + 2 * sizeof(std::uint64_t));
   }
   return all;
 }
 
 std::size_t Shard::size() const {
   check_process();
+  const Turn turn = this->turn();
   std::size_t rows = 0;
-  for (const auto& slot : tables_) {
-    const std::shared_lock lock(slot->lock);
-    rows += slot->table.size();
+  for (std::size_t s = 0; s < tables_.size(); ++s) {
+    const std::shared_lock lock(tables_[s]->lock);
+    rows += tables_[s]->table.size() + rows_elsewhere(s);
   }
   return rows;
 }
 
 ShardStats Shard::stats() const {
   check_process();
+  const Turn turn = this->turn();
   ShardStats stats;
+  if (source_ != nullptr) {
+    stats.bytes = source_->stats().index_bytes;
+    for (std::size_t s = 0; s < tables_.size(); ++s) {
+      stats.rows += rows_elsewhere(s);
+    }
+  }
   for (const auto& slot : tables_) {
     const std::shared_lock lock(slot->lock);
     stats.rows += slot->table.size();
@@ -82,6 +93,7 @@ ShardStats Shard::stats() const {
 
 std::string Shard::verify() const {
   check_process();
+  const Turn turn = this->turn();
   for (std::size_t s = 0; s < tables_.size(); ++s) {
     const std::shared_lock lock(tables_[s]->lock);
     const int broken = tables_[s]->table.verify();
@@ -89,7 +101,7 @@ std::string Shard::verify() const {
       return "slot " + std::to_string(first_ + s) + " breaks invariant I" + std::to_string(broken);
     }
   }
-  return {};
+  return source_ == nullptr ? std::string() : source_->verify();
 }
 
 }  // namespace shoal

@@ -20,16 +20,21 @@ constexpr std::uint64_t kTransformSeed = 0x7765696768ULL;  // separates its roun
 
 void Shard::read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const {
   check_process();
-  const SlotState& state = at(slot);
-  const std::shared_lock lock(state.lock);
-  read_entries(state.table.entries(), hashes, weights);
+  at(slot);
+  with_slots(index_of(slot), index_of(slot) + 1, false, [&](std::size_t, std::size_t) {
+    read_slot_in_memory(slot, true, hashes, weights);
+    return true;
+  });
 }
 
-void Shard::read_slot_unordered(Slot slot, std::vector<std::uint64_t>& hashes,
+void Shard::read_slot_in_memory(Slot slot, bool is_ordered, std::vector<std::uint64_t>& hashes,
                                 std::vector<float>& weights) const {
   check_process();
   const SlotState& state = at(slot);
   const std::shared_lock lock(state.lock);
+  if (is_ordered) {
+    return read_entries(state.table.entries(), hashes, weights);
+  }
   std::vector<SlotTable::Entry> entries;
   entries.reserve(state.table.size());
   state.table.each_row([&](std::uint64_t hash, const std::byte* row) { entries.push_back({hash, row}); });
@@ -82,7 +87,7 @@ std::vector<std::size_t> Shard::transform_weights(std::size_t first, std::size_t
         const std::shared_lock counting(tables_[slot - first_]->lock);
         return tables_[slot - first_]->table.size();
       }();
-      wait_for_save(rows);
+      wait_for_save_of_slot(rows);
     }
     const std::unique_lock lock(tables_[slot - first_]->lock);
     before_change_of_all(*tables_[slot - first_]);

@@ -165,7 +165,7 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
   for (std::size_t s = first; s < end; ++s) {
     SlotState& state = *tables_[s - first_];
     if (writes) {
-      wait_for_save(call.has_hashes ? call.hashes.size() : state.table.size());
+      wait_for_save_of_slot(call.has_hashes ? call.hashes.size() : state.table.size());
     }
     std::shared_lock reading(state.lock);
     find_rows(s, state);

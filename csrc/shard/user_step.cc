@@ -82,10 +82,11 @@ struct UserRows {
 
 std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, const Slopes& slopes,
                                const OccurrenceCounts& occurrences, std::size_t* stepped,
-                               const RowLocations* locations) {
+                               RowLocations* locations) {
   const std::size_t n = batch.hashes.size();
   const std::size_t dim = rows_.dim();
   wait_for_save(n);
+  const Turn turn = bring(batch, locations, RowSource::Use::kCreates);
   const auto writing = enter_alone();
   const std::uint64_t step = this->step() + 1;
 
@@ -95,10 +96,11 @@ std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, co
   }
   all.floats = reinterpret_cast<float*>(user_rows_->claim(all.bytes()).data());
 
-  // No thread moves rows meanwhile, so they are read without the locks of their slots.
+  // No thread moves rows meanwhile, so they are found and read without the locks of their slots.
   RowLocations found =
       locations != nullptr && locations->is_for(number_) ? *locations : RowLocations(batch.hashes);
-  locate(batch, found);
+  known(batch, &found);
+  find<NoLock>(batch, found, 0, tables_.size());
   const auto read_rows = [&](const Block& block, std::size_t first, Workspace& work) {
     std::array<std::byte*, Probe::kMax> rows;
     for (std::size_t r = 0; r < block.rows; r += work.most) {

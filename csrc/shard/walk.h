@@ -2,6 +2,7 @@
 //
 //   split    cuts the batch's slots into parts for the pool's threads
 //   walk     a ProbePipeline in each part
+//   find     only the rows' locations, in the calling thread
 //   read     every run of rows; an absent row is replaced by its initial row
 //   change   every run of rows; missing rows are created if the admission rule lets them
 //
@@ -65,9 +66,24 @@ void Shard::walk(const SlotSlices& batch, const Known& known, const MakeWorker& 
   }
 }
 
+template <class Lock>
+void Shard::find(const SlotSlices& batch, RowLocations& locations, std::size_t first, std::size_t end) const {
+  struct Finder {
+    std::size_t touched = 0;
+
+    void enter(SlotState&, std::span<const std::uint64_t>) {}
+    void use(Probe& /*run*/, std::size_t /*first*/, PrefetchCursor& ahead) const noexcept { ahead.drain(); }
+  };
+  Finder finder;
+  ProbePipeline<Lock>(tables_, first_, layout_, batch.hashes, batch.offsets, Probe::kMax, &locations,
+                      &locations)
+      .walk(first, end, finder);
+}
+
 template <class Use>
-void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touched, const Use& use,
+void Shard::read(const SlotSlices& batch, RowLocations* locations, std::size_t touched, const Use& use,
                  ShardScratch* scratch) const {
+  const Turn turn = bring(batch, locations, RowSource::Use::kReads);
   using Lock = std::shared_lock<std::shared_mutex>;
   struct Reader {
     const Shard& shard;
@@ -92,7 +108,7 @@ void Shard::read(const SlotSlices& batch, const Known& known, std::size_t touche
       use_rows(work, rows, first, ahead);
     }
   };
-  walk<Lock>(batch, known,
+  walk<Lock>(batch, known(batch, locations),
              [&] { return Reader{*this, batch, touched, use, Workspace(rows_, room_of(scratch))}; });
 }
 

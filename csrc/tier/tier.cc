@@ -33,10 +33,28 @@ namespace {
 
 constexpr std::size_t kMinKeysPerThread = 1024;  // below it, waking another thread costs more than it saves
 
+std::size_t checked(std::size_t memory, const Shard& shard) {
+  const std::size_t slots = shard.slots().count();
+  const std::size_t least = Tier::kMinSlotBytes * slots;
+  SHOAL_CHECK(memory >= least, "a tiered table needs at least " + std::to_string(least) +
+                                   " bytes of memory for " + std::to_string(slots) + " slots, got " +
+                                   std::to_string(memory) + ": raise it, or make the store with fewer slots");
+  SHOAL_CHECK(
+      Tier::suits(shard.spec()),
+      "a tiered table has no MaxRows rule, which ranks all rows of a slot at each push: sweep it with "
+      "TimeToLive, DecayedScore or MinNorm");
+  return memory;
+}
+
 }  // namespace
 
+bool Tier::suits(const TableSpec& spec) noexcept {
+  return std::ranges::find(spec.lifecycle.expire(), Expiry::Kind::kMaxRows, &Expiry::kind) ==
+         spec.lifecycle.expire().end();
+}
+
 Tier::Tier(Shard& shard, const std::string& directory, std::size_t memory, ReadQueue::Engine engine)
-    : Tier(shard, directory, memory, nullptr, engine) {}
+    : Tier(shard, directory, checked(memory, shard), nullptr, engine) {}
 
 Tier::Tier(Shard& shard, const std::string& directory, TierMemory& memory)
     : Tier(shard, directory, memory.bytes(), &memory, ReadQueue::Engine::kBest) {}
@@ -83,8 +101,7 @@ std::size_t Tier::memory() const noexcept {
   return shared_ ? std::max(shared_->bytes(), kMinSlotBytes * count) : memory_;
 }
 
-std::unique_lock<std::mutex> Tier::enter() {
-  residency_.check_process();
+void Tier::lock() {
   SHOAL_CHECK(!is_stepping(), "the step of an optimizer, or a function of rows, may not use a tiered table");
   struct Waiting {
     std::atomic<std::size_t>& callers;
@@ -93,21 +110,32 @@ std::unique_lock<std::mutex> Tier::enter() {
   };
   const Waiting waits(callers_);
   const std::lock_guard turn(turn_);  // who waits is next: a loop of pushes does not starve a save
-  return std::unique_lock(mutex_);
+  mutex_.lock();
 }
 
-std::unique_lock<std::mutex> Tier::enter_to_change(std::size_t place) {
-  auto lock = enter();
-  const std::size_t rows = rows_of(place);
-  lock.unlock();
-  residency_.wait_for_save(rows);
-  lock = enter();
-  return lock;
+// Also after a call that has failed: what it had brought, created or erased until then is counted.
+void Tier::unlock() noexcept {
+  if (brought_) {
+    for (std::size_t s = 0; s < places(); ++s) {
+      if (brought_->batch.offsets[s] != brought_->batch.offsets[s + 1]) {
+        slots_[s].changed |= brought_->use >= Use::kErases;
+        note(s);
+      }
+    }
+    brought_.reset();
+    locations_.reset();
+    wake_cleaner();
+  }
+  mutex_.unlock();
+}
+
+std::size_t Tier::rows_elsewhere(std::size_t place) const noexcept {
+  const SlotTier& slot = slots_[place];
+  return slot.run == nullptr ? 0 : slot.run->rows() - slot.covered;
 }
 
 std::size_t Tier::rows_of(std::size_t place) const noexcept {
-  const SlotTier& slot = slots_[place];
-  return residency_.rows(place) + (slot.run == nullptr ? 0 : slot.run->rows()) - slot.covered;
+  return residency_.rows(place) + rows_elsewhere(place);
 }
 
 std::size_t Tier::index_bytes(const SlotTier& slot) const noexcept {
@@ -177,9 +205,11 @@ std::vector<Tier::Found> Tier::look_up(const SlotSlices& batch, RowLocations& lo
   return found;
 }
 
-void Tier::bring(const SlotSlices& batch, RowLocations& locations, Use use) {
+RowLocations& Tier::bring(const SlotSlices& batch, RowLocations* locations, Use use) {
+  brought_ = {.batch = batch, .use = use};
+  RowLocations& known = locations != nullptr ? *locations : locations_.emplace(batch.hashes);
   std::vector<std::size_t> needed(places());
-  std::vector<Found> found = look_up(batch, locations, use, needed);
+  std::vector<Found> found = look_up(batch, known, use, needed);
   make_room(batch, needed);
   for (Found& one : found) {  // a run may be gone now, whose rows were all erased
     std::erase_if(one.misses, [&](std::uint64_t hash) { return slots_[place_of(hash)].run == nullptr; });
@@ -189,6 +219,13 @@ void Tier::bring(const SlotSlices& batch, RowLocations& locations, Use use) {
     counted_.hits += one.hits;
     counted_.absent += one.absent;
   }
+  ahead_.trim();
+  remember(batch);
+  counted_.rows_changed += use != Use::kReads ? batch.hashes.size() : 0;
+  if (use == Use::kErases) {
+    before_erase(batch);
+  }
+  return known;
 }
 
 void Tier::read_missing(std::span<const std::uint64_t> misses) {
@@ -232,8 +269,6 @@ void Tier::read_missing(std::span<const std::uint64_t> misses) {
 }
 
 void Tier::prefetch(const SlotSlices& batch, RowLocations* locations) {
-  const auto lock = enter();
-  residency_.check(batch);
   const bool is_on_disk =
       std::ranges::any_of(slots_, [](const SlotTier& slot) { return slot.run != nullptr; });
   if (!is_on_disk && locations == nullptr) {
@@ -246,16 +281,6 @@ void Tier::prefetch(const SlotSlices& batch, RowLocations* locations) {
     misses.insert(misses.end(), one.misses.begin(), one.misses.end());
   }
   ahead_.request(misses, [&](std::size_t place) -> const Run& { return *slots_[place].run; });
-}
-
-void Tier::after(const SlotSlices& batch, Use use) noexcept {
-  for (std::size_t s = 0; s < places(); ++s) {
-    if (batch.offsets[s] != batch.offsets[s + 1]) {
-      slots_[s].changed |= use >= Use::kChanges;
-      note(s);
-    }
-  }
-  wake_cleaner();
 }
 
 // --- between calls ----------------------------------------------------------------------------------------------

@@ -11,6 +11,21 @@ namespace shoal {
 
 // --- whole slots ------------------------------------------------------------------------------------------------
 
+void Tier::with_slot(std::size_t place, bool changes, const std::function<void()>& use) {
+  const std::vector<std::uint64_t> before = hashes_in_memory(place);
+  try {
+    load_slot(place);
+    if (changes) {
+      begin_changes(place);
+    }
+    use();
+    end_slot(place, changes, before);
+  } catch (...) {
+    note(place);
+    throw;
+  }
+}
+
 void Tier::load_slot(std::size_t place) {
   SlotTier& slot = slots_[place];
   if (slot.run == nullptr || slot.covered == slot.run->rows()) {
@@ -69,14 +84,6 @@ void Tier::end_slot(std::size_t place, bool changes, std::span<const std::uint64
 }
 
 // --- what there is ----------------------------------------------------------------------------------------------
-
-std::size_t Tier::rows() const noexcept {
-  std::size_t all = 0;
-  for (std::size_t s = 0; s < places(); ++s) {
-    all += rows_of(s);
-  }
-  return all;
-}
 
 std::size_t Tier::index_bytes() const noexcept {
   std::size_t bytes = 0;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <variant>
@@ -18,7 +19,7 @@
 #include "check.h"
 #include "shard/reductions.h"
 #include "shard/shard.h"
-#include "tier/tiered_shard.h"
+#include "tier/tier.h"
 
 namespace shoal {
 namespace {
@@ -255,7 +256,8 @@ TEST(a_tiered_table_adds_changes_as_one_in_memory_does) {
   for (const Kind& kind : kKinds) {
     const Slots cut(32);
     Shard plain(spec_of(kind), cut, pool);
-    TieredShard tiered(spec_of(kind), cut, pool, "/tmp", std::size_t{1} << 20U);
+    Shard tiered(spec_of(kind), cut, pool);
+    tiered.set_source(std::make_unique<Tier>(tiered, "/tmp", std::size_t{1} << 20U));
     for (int round = 0; round < 8; ++round) {
       std::vector<std::uint64_t> keys(3000);
       for (std::uint64_t& key : keys) {

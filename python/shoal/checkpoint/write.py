@@ -43,9 +43,8 @@ from shoal.checkpoint.format import (
 )
 from shoal.storage.base import StorageDir
 from shoal.storage.transaction import DataFile, DataFileWriter, ManifestTransaction, check_replaceable, map_in_order
-from shoal.table.shard import Snapshot
+from shoal.table.shard import LocalShard, Snapshot
 from shoal.table.spec import TableRecord, TableSpec
-from shoal.table.tiered import AnyLocalShard
 
 _ALIGNMENT = 64  # of sections in a file
 _TASK_BYTES = 1 << 20  # of sections that one task makes, so that small slots do not cost a task each
@@ -110,7 +109,7 @@ class TableSnapshot(NamedTuple):
 
 @contextmanager
 def snapshots(
-    tables: Iterable[tuple[TableSpec, AnyLocalShard, str]], clock: int, purpose: str = "save"
+    tables: Iterable[tuple[TableSpec, LocalShard, str]], clock: int, purpose: str = "save"
 ) -> Iterator[list[tuple[TableSpec, _core.Snapshot, str]]]:
     """Take a consistent snapshot of tables, each of its own kind; updates wait meanwhile. ``clock`` is the store's.
 
@@ -135,7 +134,7 @@ def unknown_base(table: str, base: ChainEntry | None) -> ValueError:
 
 
 @contextmanager
-def _frozen(shard: AnyLocalShard) -> Iterator[AnyLocalShard]:
+def _frozen(shard: LocalShard) -> Iterator[LocalShard]:
     shard.pause_writers()
     try:
         yield shard

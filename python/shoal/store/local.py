@@ -19,7 +19,7 @@ from shoal.store.description import make_budget
 from shoal.table.shard import LocalShard
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
-from shoal.table.tiered import AnyLocalShard, Tiered, TieredLocalShard
+from shoal.table.tiered import Tiered
 
 
 def local(*, threads: int | None = None, slots: int = 1024, memory: int | str | None = None) -> "LocalStore":
@@ -113,19 +113,16 @@ class LocalStore(SingleProcessStore):
             self._check_usable()
             yield number
 
-    def _make_shard(self, spec: TableSpec) -> AnyLocalShard:
-        storage = self._storages.get(spec.name)
-        if storage is not None:
-            return TieredLocalShard.of(spec, self._slots, self._workers, storage)
-        return LocalShard.of(spec, self._slots, self._workers, self._budget)
+    def _make_shard(self, spec: TableSpec) -> LocalShard:
+        return LocalShard.of(spec, self._slots, self._workers, self._budget, self._storages.get(spec.name))
 
-    def _make_tiered(self, spec: TableSpec, storage: Tiered) -> TieredLocalShard:
+    def _make_tiered(self, spec: TableSpec, storage: Tiered) -> LocalShard:
         if self._budget is not None:
             raise ValueError(
                 f"table {spec.name!r} cannot have a storage in a store with a memory budget: make the store without "
                 f"memory=, and bound the table by Tiered(..., memory=)"
             )
-        shard = TieredLocalShard.of(spec, self._slots, self._workers, storage)
+        shard = LocalShard.of(spec, self._slots, self._workers, storage=storage)
         self._storages[spec.name] = storage
         return shard
 
@@ -138,7 +135,7 @@ class LocalStore(SingleProcessStore):
         with ExitStack() as held:
 
             def take() -> list[TableSnapshot]:
-                shards = [(table.spec, cast("AnyLocalShard", table.shard), kind) for table, kind in tables]
+                shards = [(table.spec, cast("LocalShard", table.shard), kind) for table, kind in tables]
                 for spec, shard, kind in shards:
                     if kind == "delta" and (base is None or shard.base() != base.digest):
                         raise unknown_base(spec.name, base)
@@ -149,7 +146,7 @@ class LocalStore(SingleProcessStore):
     @contextmanager
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[ExportTables]:
         with self._saving:
-            shards = self._rwlock.shared(lambda: [(table.spec, cast("AnyLocalShard", table.shard)) for table in tables])
+            shards = self._rwlock.shared(lambda: [(table.spec, cast("LocalShard", table.shard)) for table in tables])
             yield _TrackedTables(shards, self._slots, track)
 
     def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
@@ -159,11 +156,11 @@ class LocalStore(SingleProcessStore):
                 shard.track(chain[-1].digest)
         self.adopt(loaded)
 
-    def new_rows(self, spec: TableSpec) -> AnyLocalShard:
+    def new_rows(self, spec: TableSpec) -> LocalShard:
         """Make an empty shard for a table, within the store's memory budget, to be filled and then adopted."""
         return self._make_shard(spec)
 
-    def adopt(self, loaded: Sequence[tuple[TableSpec, AnyLocalShard]]) -> None:
+    def adopt(self, loaded: Sequence[tuple[TableSpec, LocalShard]]) -> None:
         """Create tables with loaded rows, or replace the rows of existing ones, all at one moment.
 
         Parameters
@@ -192,7 +189,7 @@ class _TrackedTables(NamedTuple):
     Other saves and exports of the store wait, so the record of changes is not reset meanwhile.
     """
 
-    shards: list[tuple[TableSpec, AnyLocalShard]]
+    shards: list[tuple[TableSpec, LocalShard]]
     slots: int
     track: bool
 
@@ -203,7 +200,7 @@ class _TrackedTables(NamedTuple):
     def know(self, base: Layers) -> bool:
         return all(base.digest_of(spec.name) in (None, shard.base("export")) for spec, shard in self.shards)
 
-    def _kind(self, spec: TableSpec, shard: AnyLocalShard, base: Layers | None) -> str:
+    def _kind(self, spec: TableSpec, shard: LocalShard, base: Layers | None) -> str:
         if base is not None and shard.base("export") == base.digest_of(spec.name):
             return "delta"
         return "base" if self.track else "plain"

@@ -14,6 +14,7 @@ from shoal.base.machine import available_bytes
 from shoal.table.arrays import AnyRows, Counts, Rows
 from shoal.table.future import Future, Waitable
 from shoal.table.spec import TableRecord, TableSpec
+from shoal.table.tiered import Tiered
 from shoal.user_functions import Description, failure
 
 OTHER_STORE = "after takes futures of calls of the same store, got one of another store: wait for it instead"
@@ -247,9 +248,11 @@ class LocalCalls:
         return answers
 
     def stats(self) -> dict[str, int]:
-        """Read the statistics, and the number of pushes."""
+        """Read the statistics, the number of pushes, and the statistics of a tier."""
         shard = cast("_core.Shard", self)
-        return {"step": shard.step, **_core.Shard.stats(shard)}
+        tier = shard.tier_stats()
+        tiers = {} if tier is None else {"tiers": 1, **{f"tier_{name}": number for name, number in tier.items()}}
+        return {"step": shard.step, **_core.Shard.stats(shard), **tiers}
 
     def make_locations(self, batch: _core.KeyBatch, /) -> _core.RowLocations:
         """Make room for the positions of a batch's rows."""
@@ -261,15 +264,25 @@ class LocalCalls:
 
 
 class LocalShard(LocalCalls, _core.Shard):
-    """The rows of a table in the memory of this process."""
+    """The rows of a table in the memory of this process, and on its disk if they have a storage."""
 
     @classmethod
-    def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, budget: _core.Budget | None = None) -> Self:
-        """Make an empty shard of a table, with a memory budget or without one."""
-        return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget)
+    def of(
+        cls,
+        spec: TableSpec,
+        slots: int,
+        pool: _core.ThreadPool,
+        budget: _core.Budget | None = None,
+        storage: Tiered | None = None,
+    ) -> Self:
+        """Make an empty shard of a table, with a memory budget, a storage, or neither."""
+        tier = None if storage is None else storage.native()
+        return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget, tier=tier)
 
     def reserve(self, rows: Sequence[int], /) -> None:
-        """Make room for so many rows in each slot."""
+        """Make room for so many rows in each slot; with a storage rows go to disk as they come."""
+        if self.reads_ahead():
+            return
         count = sum(rows)
         needed, free = self.bytes_at(count) - self.stats()["bytes"], available_bytes()
         if 0 < free < needed:
@@ -278,15 +291,6 @@ class LocalShard(LocalCalls, _core.Shard):
                 "expect fewer rows, or keep them on disk too, with storage=shoal.Tiered(...)"
             )
         super().reserve(rows)
-
-    def reads_ahead(self) -> bool:
-        """Return False: all rows are in memory."""
-        return False
-
-    def prefetch(self, batch: _core.KeyBatch, locations: _core.RowLocations | None = None, /) -> None:
-        """Find the positions of a batch's rows."""
-        if locations is not None:
-            self.locate(batch, locations)
 
 
 def pull_and_expand(

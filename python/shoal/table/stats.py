@@ -119,15 +119,11 @@ class TableStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tier_stats(stats: Mapping[str, int]) -> TierStats | None:
-    """Return the tiers' part of the sums of all servers' statistics; None if there are no tiers in them."""
+    """Return the tiers' part of the statistics of a shard, or of their sums; None if there are no tiers in them."""
     tiers = stats.get("tiers", 0)
     if tiers == 0:
         return None
-    return make_tier_stats({name: stats[f"tier_{name}"] for name in TIER_NUMBERS}, tiers)
-
-
-def make_tier_stats(numbers: Mapping[str, int], tiers: int) -> TierStats:
-    """Return the statistics of so many tiers together."""
-    flags = {flag: numbers[flag] == tiers for flag in ("is_direct", "is_async")}
-    values: dict[str, Any] = {**numbers, **flags}
+    values: dict[str, Any] = {name: stats[f"tier_{name}"] for name in TIER_NUMBERS}
+    for flag in ("is_direct", "is_async"):
+        values[flag] = values[flag] == tiers
     return TierStats(**values)

@@ -27,10 +27,9 @@ from shoal.table.future import After, Future, no_op, requests_of
 from shoal.table.key_batch import KeyBatch
 from shoal.table.rwlock import RwLock
 from shoal.table.sections import section, sighted
-from shoal.table.shard import Shard, ShardReader, pull_and_expand
+from shoal.table.shard import LocalShard, Shard, ShardReader, pull_and_expand
 from shoal.table.spec import TableSpec
-from shoal.table.stats import TableStats
-from shoal.table.tiered import AnyLocalShard, tier_of
+from shoal.table.stats import TableStats, tier_stats
 from shoal.user_functions import counted, describe, merged
 
 # A pull of rows of at least this many floats, of keys of which at least this share is unique, writes rows directly to
@@ -516,7 +515,7 @@ class Table:
         {'w': array([[0.]], dtype=float32), 'n': array([[4.]], dtype=float32)}
         """
         shard = self.shard
-        if not isinstance(shard, AnyLocalShard):
+        if not isinstance(shard, LocalShard):
             raise ValueError(
                 f"the rows of table {self.name!r} are on servers, which take no optimizer state: restore them in a "
                 "local store, save() it, and load() that checkpoint on the cluster"
@@ -991,7 +990,7 @@ class Table:
     def stats(self) -> TableStats:
         """Read the table's statistics."""
         native = self.shard.stats()
-        tier = tier_of(self.shard, native)
+        tier = tier_stats(native)
         rows, size, cells = native["rows"], native["bytes"], native["cells"]
         return TableStats(
             step=native["step"],

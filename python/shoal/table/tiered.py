@@ -1,12 +1,7 @@
-"""Tables that are larger than memory: where their other rows are, and the shard that holds them.
-
-Threads: a shard is safe from any thread; its calls run one at a time.
-"""
+"""Tables that are larger than memory: where their other rows are."""
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 import msgspec
 from msgspec import structs
@@ -15,9 +10,6 @@ from shoal import _core
 from shoal.base.machine import local_path
 from shoal.base.sizes import memory_bytes
 from shoal.errors import StorageError
-from shoal.table.shard import LocalCalls, LocalShard
-from shoal.table.spec import TableRecord, TableSpec
-from shoal.table.stats import TierStats, make_tier_stats, tier_stats
 
 _LEFT = "shoal-tier-*"  # files that had a name for a moment, where the file system knows no files without one
 
@@ -73,37 +65,14 @@ class Tiered(msgspec.Struct, frozen=True):
         """The memory as a number."""
         return memory_bytes(self.memory)
 
-
-class TieredLocalShard(LocalCalls, _core.TieredShard):
-    """The rows of a table in this process and on its disk."""
-
-    @classmethod
-    def of(cls, spec: TableSpec, slots: int, pool: _core.ThreadPool, storage: Tiered) -> Self:
-        """Make an empty shard of a table, with its file in a directory that is made if missing."""
-        directory = Path(storage.path)
+    def native(self) -> tuple[str, int]:
+        """Make the directory if it is missing; return it and the memory as the engine takes them."""
+        directory = Path(self.path)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"the tier of a table cannot be in {directory}: {error}") from error
-        return cls(
-            **TableRecord.of(spec).native(),
-            slots=slots,
-            pool=pool,
-            directory=str(directory),
-            memory=storage.memory_bytes,
-        )
-
-    def reserve(self, rows: Sequence[int], /) -> None:
-        """Reserve nothing: rows go to disk as they come."""
-
-    def reads_ahead(self) -> bool:
-        """Return True: a prefetch begins to read rows."""
-        return True
-
-    @property
-    def tier(self) -> TierStats:
-        """Statistics of the tier."""
-        return make_tier_stats(self.tier_stats(), 1)
+        return str(directory), self.memory_bytes
 
 
 def parse_tier(text: str) -> Tiered:
@@ -124,11 +93,3 @@ def open_space(space: _core.TierSpace, tier: Tiered, name: str) -> None:
     except OSError as error:
         raise StorageError(f"the tier of this server cannot be in {directory}: {error}") from error
     space.open(str(directory))
-
-
-AnyLocalShard = LocalShard | TieredLocalShard
-
-
-def tier_of(shard: object, stats: Mapping[str, int]) -> TierStats | None:
-    """Return the statistics of the tier of a shard, whose own statistics are given; None if it has none."""
-    return shard.tier if isinstance(shard, TieredLocalShard) else tier_stats(stats)

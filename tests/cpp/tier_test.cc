@@ -1,6 +1,6 @@
 // A tiered table against one in memory: equal rows after any trace, with little memory, damaged pages, a full disk and threads.
 
-#include "tier/tiered_shard.h"
+#include "tier/tier.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -52,13 +53,23 @@ TableSpec ftrl() {
       .seed = 1};
 }
 
+// Gives a shard a tier, with memory of its own or shared.
+template <class Memory, class... Engine>
+Tier& add_tier(Shard& shard, Memory& memory, Engine... engine) {
+  auto tier = std::make_unique<Tier>(shard, kDirectory, memory, engine...);
+  Tier& added = *tier;
+  shard.set_source(std::move(tier));
+  return added;
+}
+
 // A table in memory and a tiered one, which get the same calls.
 struct Pair {
   Pair(const TableSpec& spec, std::size_t slots, std::size_t memory, std::size_t threads = 2,
        ReadQueue::Engine engine = ReadQueue::Engine::kBest)
       : pool(threads),
         plain(spec, Slots(slots), pool),
-        tiered(spec, Slots(slots), pool, kDirectory, memory, engine) {}
+        tiered(spec, Slots(slots), pool),
+        tier(add_tier(tiered, memory, engine)) {}
 
   KeyBatch batch(std::span<const std::uint64_t> keys) { return KeyBatch(keys, plain.slots(), pool); }
   static SlotSlices slices(const KeyBatch& batch) { return {batch.hashes(), batch.offsets()}; }
@@ -96,8 +107,14 @@ struct Pair {
 
   ThreadPool pool;
   Shard plain;
-  TieredShard tiered;
+  Shard tiered;
+  Tier& tier;
 };
+
+std::size_t ahead_bytes(Tier& tier) {
+  const std::lock_guard turn(tier);
+  return tier.ahead_bytes();
+}
 
 std::vector<std::uint64_t> range(std::uint64_t first, std::size_t count) {
   std::vector<std::uint64_t> keys(count);
@@ -328,7 +345,7 @@ TEST(prefetches_that_no_call_uses_are_bounded) {
   for (std::uint64_t first = 0; first < 20000; first += 400) {
     const KeyBatch later = pair.batch(range(first, 400));
     pair.tiered.prefetch(Pair::slices(later));
-    CHECK(pair.tiered.ahead_bytes() <= kMemory / 8 + 4096);
+    CHECK(ahead_bytes(pair.tier) <= kMemory / 8 + 4096);
   }
   pair.expect_equal();
   CHECK(pair.tiered.tier_stats().value().reads - before <= 20000 / 8);
@@ -345,7 +362,7 @@ TEST(a_prefetch_of_rows_in_memory_or_of_absent_keys_reads_nothing) {
   const std::uint64_t before = pair.tiered.tier_stats().value().reads;
   const KeyBatch here = pair.batch(range(19900, 100));
   pair.tiered.prefetch(Pair::slices(here));
-  CHECK_EQ(pair.tiered.ahead_bytes(), 0);
+  CHECK_EQ(ahead_bytes(pair.tier), 0);
   const KeyBatch absent = pair.batch(range(1U << 30U, 1000));
   pair.tiered.prefetch(Pair::slices(absent));
   pair.expect_equal();
@@ -405,7 +422,9 @@ TEST(sections_go_into_a_tiered_table_and_come_out_of_it) {
     CHECK(bytes == tiered_bytes);
     coarse.restore(rows, bytes);
   }
-  TieredShard loaded(adagrad(8), Slots(16), pair.pool, kDirectory, 128 << 10U);
+  Shard loaded(adagrad(8), Slots(16), pair.pool);
+  const std::size_t memory = 128 << 10U;
+  add_tier(loaded, memory);
   for (std::uint32_t s = 0; s < 2; ++s) {
     const std::size_t rows = coarse.section(Slot{s}, bytes);
     CHECK_EQ(loaded.restore(rows, bytes), rows);
@@ -414,7 +433,7 @@ TEST(sections_go_into_a_tiered_table_and_come_out_of_it) {
   CHECK_EQ(loaded.verify(), "");
   CHECK(reduce(loaded, Function::kDigest, {}, 0, loaded.slots().count()) ==
         reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count()));
-  CHECK(loaded.tier_stats().value().memory_bytes <= 128 << 10U);
+  CHECK(loaded.tier_stats().value().memory_bytes <= memory);
 }
 
 TEST(a_snapshot_has_the_rows_of_its_moment) {
@@ -470,16 +489,16 @@ TEST(a_snapshot_has_the_rows_of_its_moment) {
 }
 
 // Changes bytes of the file behind the table's back.
-void damage(const TieredShard& tiered, std::uint64_t offset) {
+void damage(const Tier& tier, std::uint64_t offset) {
   alignas(PageFile::kPage) static std::array<std::byte, PageFile::kPage> page;
   const auto at = static_cast<off_t>(offset / PageFile::kPage * PageFile::kPage);
-  CHECK_EQ(pread(tiered.file().descriptor(), page.data(), page.size(), at), std::ssize(page));
+  CHECK_EQ(pread(tier.file().descriptor(), page.data(), page.size(), at), std::ssize(page));
   page[offset % PageFile::kPage] ^= std::byte{16};
-  CHECK_EQ(pwrite(tiered.file().descriptor(), page.data(), page.size(), at), std::ssize(page));
+  CHECK_EQ(pwrite(tier.file().descriptor(), page.data(), page.size(), at), std::ssize(page));
 }
 
 // Pages of chunks, in use or free, without the room beyond them.
-std::uint64_t pages_of(const TieredShard& tiered) { return tiered.file().end_bytes() / PageFile::kPage; }
+std::uint64_t pages_of(const Tier& tier) { return tier.file().end_bytes() / PageFile::kPage; }
 
 TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   Pair pair(adagrad(16), 2, 64 << 10U);
@@ -492,8 +511,8 @@ TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   std::mt19937_64 random(11);
   int found = 0;
   for (int i = 0; i < 60; ++i) {
-    const std::uint64_t offset = random() % (pages_of(pair.tiered) * PageFile::kPage);
-    damage(pair.tiered, offset);
+    const std::uint64_t offset = random() % (pages_of(pair.tier) * PageFile::kPage);
+    damage(pair.tier, offset);
     try {
       CHECK(reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count()) == digest);
     } catch (const TierCorruptionError& error) {
@@ -503,13 +522,13 @@ TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
       CHECK(what.find("byte " + std::to_string(offset / PageFile::kPage * PageFile::kPage)) !=
             std::string::npos);
     }
-    damage(pair.tiered, offset);  // back
+    damage(pair.tier, offset);  // back
   }
   CHECK(found >= 20);
   pair.expect_equal();
   // Batches fail before they change anything.
-  for (std::uint64_t page = 0; page < pages_of(pair.tiered); ++page) {
-    damage(pair.tiered, page * PageFile::kPage + 100);
+  for (std::uint64_t page = 0; page < pages_of(pair.tier); ++page) {
+    damage(pair.tier, page * PageFile::kPage + 100);
   }
   const std::uint64_t step = pair.tiered.step();
   const KeyBatch batch = pair.batch(range(0, 100));
@@ -517,11 +536,11 @@ TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   pair.tiered.prefetch(Pair::slices(batch), nullptr);  // the call that needs the rows reports it
   CHECK_THROWS(pair.tiered.push(Pair::slices(batch), grads, {}, nullptr), "load the last checkpoint");
   CHECK_EQ(pair.tiered.step(), step);
-  for (std::uint64_t page = 0; page < pages_of(pair.tiered); ++page) {
-    damage(pair.tiered, page * PageFile::kPage + 100);
+  for (std::uint64_t page = 0; page < pages_of(pair.tier); ++page) {
+    damage(pair.tier, page * PageFile::kPage + 100);
   }
   pair.expect_equal();
-  CHECK_EQ(ftruncate(pair.tiered.file().descriptor(), PageFile::kPage), 0);
+  CHECK_EQ(ftruncate(pair.tier.file().descriptor(), PageFile::kPage), 0);
   CHECK_THROWS(reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count()), "was truncated");
 }
 
@@ -534,7 +553,7 @@ TEST(a_full_disk_changes_nothing) {
   getrlimit(RLIMIT_FSIZE, &before);
   auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
   rlimit less = before;
-  less.rlim_cur = pair.tiered.file().end_bytes();
+  less.rlim_cur = pair.tier.file().end_bytes();
   setrlimit(RLIMIT_FSIZE, &less);
   int failed = 0;
   for (std::uint64_t first = 1000; first < 3000; first += 100) {
@@ -566,7 +585,7 @@ TEST(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
     for (std::uint64_t first = 0; first < 4000; first += 100) {
       pair.push(range(first, 100), 0.5F);
     }
-    largest = pair.tiered.file().used_bytes();
+    largest = pair.tier.file().used_bytes();
     for (std::uint64_t first = 0; first < 4000; first += 100) {
       const KeyBatch batch = pair.batch(range(first, 100));
       CHECK_EQ(pair.tiered.erase(Pair::slices(batch)), 100);
@@ -577,8 +596,8 @@ TEST(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
     for (std::uint64_t first = 0; first < 300; first += 100) {
       pair.push(range(first, 100), 0.5F);
     }
-    CHECK(pair.tiered.file().used_bytes() < largest);
-    CHECK(pair.tiered.file().used_bytes() <= pair.tiered.file().file_bytes());
+    CHECK(pair.tier.file().used_bytes() < largest);
+    CHECK(pair.tier.file().used_bytes() <= pair.tier.file().file_bytes());
   }
   CHECK(largest > 0);
 }
@@ -586,7 +605,8 @@ TEST(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
 TEST(what_a_tiered_table_cannot_have_is_refused) {
   ThreadPool pool(1);
   const auto make = [&](const TableSpec& spec, std::size_t memory, const std::string& directory) {
-    return std::make_unique<TieredShard>(spec, Slots(16), pool, directory, memory);
+    Shard shard(spec, Slots(16), pool);
+    const Tier tier(shard, directory, memory);
   };
   CHECK_THROWS(make(adagrad(2), 1000, kDirectory), "needs at least 65536 bytes");
   CHECK_THROWS(make(adagrad(2), 1 << 20U, kDirectory + "/no such directory"), "cannot be created");
@@ -599,7 +619,8 @@ TEST(what_a_tiered_table_cannot_have_is_refused) {
 TEST(a_save_that_a_server_begins_between_pushes_counts_the_rows) {
   ThreadPool pool(1);
   TierMemory memory(std::size_t{16} << 15U);
-  const auto shard = std::make_shared<TieredShard>(adagrad(4), Slots(16), pool, 0, 16, kDirectory, memory);
+  const auto shard = std::make_shared<Shard>(adagrad(4), Slots(16), pool, Locks::kOne);
+  add_tier(*shard, memory);
   std::mt19937_64 random(3);
   std::set<std::uint64_t> known;
   for (std::uint64_t n = 1; n <= 150; ++n) {
