@@ -640,6 +640,106 @@ TEST(a_save_that_a_server_begins_between_pushes_counts_the_rows) {
   CHECK(shard->tier_stats()->background_merges > 0);
 }
 
+// Two arcs of a server share the memory of their tiers, and change rows while another thread takes the slots of a save.
+TEST(a_tier_beside_a_save_on_a_server) {
+  constexpr std::size_t kDim = 8;
+  constexpr std::uint64_t kKeys = 8000;
+  ThreadPool pool(1);
+  const Slots slots(16);
+  Shard plain(adagrad(kDim), slots, pool);
+  TierMemory memory(std::size_t{16} << 14U);
+  std::vector<std::shared_ptr<Shard>> shards;
+  for (const std::size_t first : {0U, 8U}) {
+    shards.push_back(
+        std::make_shared<Shard>(adagrad(kDim), slots, pool, Locks::kOne, nullptr, first, first + 8));
+    add_tier(*shards.back(), memory);
+  }
+  std::mt19937_64 random(17);
+  const auto each_part = [&](const KeyBatch& batch, const auto& use) {
+    for (const auto& shard : shards) {
+      const auto bounds = batch.offsets().subspan(shard->first_slot(), 9);
+      std::vector<std::uint64_t> offsets(bounds.begin(), bounds.end());
+      for (std::uint64_t& offset : offsets) {
+        offset -= bounds.front();
+      }
+      use(*shard, SlotSlices{batch.hashes().subspan(bounds.front(), bounds.back() - bounds.front()), offsets},
+          bounds.front() * kDim, (bounds.back() - bounds.front()) * kDim);
+    }
+  };
+  const auto step = [&] {
+    const KeyBatch batch(some_keys(random, kKeys, 300), slots, pool);
+    const SlotSlices all{batch.hashes(), batch.offsets()};
+    if (random() % 5 == 0) {
+      std::size_t erased = plain.erase(all);
+      each_part(batch, [&](Shard& shard, const SlotSlices& part, std::size_t, std::size_t) {
+        erased -= shard.erase(part);
+      });
+      CHECK_EQ(erased, 0);
+      return;
+    }
+    std::vector<float> rows(batch.size() * kDim);
+    std::vector<float> tiered_rows(rows.size());
+    plain.pull(all, rows);
+    each_part(batch, [&](Shard& shard, const SlotSlices& part, std::size_t first, std::size_t count) {
+      shard.pull(part, std::span(tiered_rows).subspan(first, count));
+    });
+    CHECK(rows == tiered_rows);
+    plain.push(all, rows);
+    each_part(batch, [&](Shard& shard, const SlotSlices& part, std::size_t first, std::size_t count) {
+      shard.push(part, std::span(std::as_const(rows)).subspan(first, count));
+    });
+  };
+  const auto moved = [&] {  // rows that came from the disk, and slots that went there
+    std::array<std::uint64_t, 2> sums{};
+    for (const auto& shard : shards) {
+      sums[0] += shard->tier_stats()->misses;
+      sums[1] += shard->tier_stats()->merges;
+    }
+    return sums;
+  };
+  for (int i = 0; i < 100; ++i) {
+    step();
+  }
+  for (std::uint64_t round = 1; round <= 4; ++round) {
+    std::vector<std::vector<std::byte>> sections(slots.count());
+    for (std::uint32_t s = 0; s < slots.count(); ++s) {
+      plain.section(Slot{s}, sections[s]);
+    }
+    const std::size_t rows = plain.size();
+    const auto before = moved();
+    const std::vector<CheckpointSession::TableRequest> wanted{
+        {.parts = {{.shard = shards[0], .first = 0, .end = 8, .clock = 0},
+                   {.shard = shards[1], .first = 8, .end = 16, .clock = 0}},
+         .kind = Snapshot::Kind::kPlain}};
+    CheckpointSession session({.job = 1, .rank = 0, .incarnation = 1, .sequence = round}, wanted);
+    CHECK_EQ(session.summaries()[2], rows);
+    std::atomic<std::size_t> steps = 0;
+    std::thread saver([&] {
+      for (std::uint32_t s = 0; s < slots.count(); ++s) {
+        while (steps < 2 * s) {  // rows move between the slots that are taken, and while one is taken
+          std::this_thread::yield();
+        }
+        CHECK(session.take(0, Slot{s}).section == sections[s]);
+      }
+    });
+    for (; steps < 2 * slots.count(); ++steps) {
+      step();
+    }
+    saver.join();
+    session.end("save " + std::to_string(round));
+    CHECK(session.closed());
+    CHECK(moved()[0] > before[0]);
+    CHECK(moved()[1] > before[1]);
+    std::vector<double> digest;
+    for (const auto& shard : shards) {
+      const auto some = reduce(*shard, Function::kDigest, {}, shard->first_slot(), shard->end_slot());
+      digest.insert(digest.end(), some.begin(), some.end());
+      CHECK_EQ(shard->verify(), "");
+    }
+    CHECK(digest == reduce(plain, Function::kDigest, {}, 0, slots.count()));
+  }
+}
+
 TEST(a_change_of_all_rows_waits_for_a_save_between_slots) {
   Pair pair(adagrad(8), 16, 128 << 10U);
   for (std::uint64_t first = 0; first < 6000; first += 250) {
