@@ -26,7 +26,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install wheel check-wheels lint format types cpp py py-most py-ray fast long ray-versions sim asan tsan fuzz fuzz-corpus docs bench clean
+.PHONY: help demo test install wheel check-wheels lint format types cpp py py-most py-ray fast long ray-versions sim asan tsan thread-safety fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -38,6 +38,7 @@ help:
 	@echo 'make ray-versions               the Python tests on Ray, with the earlier versions RAY_VERSIONS=...'
 	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/support/sim/sweep.py)'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
+	@echo 'make thread-safety              whether each thread holds the mutexes of what it uses (csrc/base/mutex.h)'
 	@echo 'make fuzz    fuzz the parsers of text; make fuzz-wire fuzz-service: what peers send (tests/fuzz/README.md)'
 	@echo 'make wheel   wheels for this architecture, in dist: PYTHONS=python3.12, ARCH=aarch64 to cross-compile'
 	@echo 'make check-wheels               the tests of those wheels: WHEELS=dist/..., FAST=1, CPP_ARCH=aarch64'
@@ -98,7 +99,7 @@ install: $(STAMPS)/install
 
 # ---- wheels for x86-64 and ARM: tools/build_wheels.py, tools/check_wheels.py ----
 
-$(STAMPS)/wheel-tools: requirements/wheels.txt $(STAMPS)/build-tools
+$(STAMPS)/wheel-tools: requirements/wheels.txt requirements/clang.txt $(STAMPS)/build-tools
 	$(say) '.venv: tools for wheels'
 	@$(PIP) install -r requirements/wheels.txt
 	@touch $@
@@ -183,6 +184,21 @@ $(PRESETS:%=compile-%): compile-%: $(STAMPS)/build-tools
 $(PRESETS:%=cpp-%): cpp-%: compile-%
 	$(say) 'C++: testing $*'
 	@$(run) ctest --preset $* --parallel $(JOBS)
+
+# ---- locks: csrc/base/mutex.h ----
+
+$(STAMPS)/clang: requirements/clang.txt $(STAMPS)/build-tools
+	$(say) '.venv: clang'
+	@$(PIP) install -r requirements/clang.txt
+	@touch $@
+
+# `zig c++` would write objects: this is the clang inside, with the headers of the system's library of C++.
+thread-safety: $(STAMPS)/clang
+	$(say) 'C++: checking which mutexes are held'
+	@zig=$$($(BIN)/python -c 'import ziglang, os; print(os.path.dirname(ziglang.__file__))') && \
+	    headers=$$($(BIN)/python -m pybind11 --includes | sed 's/-I/-isystem /g') && \
+	    printf '%s\n' $(wildcard csrc/*/*.cc) | xargs -P $(JOBS) -I{} $$zig/zig clang -x c++ -resource-dir $$zig/lib -std=c++20 \
+	        -fsyntax-only -Wthread-safety -Werror=thread-safety -Wno-deprecated-declarations -DSHOAL_BUILD_TYPE='""' -Icsrc $$headers {}
 
 pytest_alone = $(BIN)/python -m pytest --quiet
 # Three processes for two cores: a sixth of the time of a test is waiting, and each process imports all of them (10 s),

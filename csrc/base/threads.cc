@@ -5,10 +5,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "base/borrowed_pool.h"
+#include "base/mutex.h"
 
 namespace shoal {
 
@@ -50,7 +49,7 @@ class Job {
       try {
         work_(i);
       } catch (...) {  // carried to the caller: an exception must not leave a thread
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (failure_ == nullptr) {
           failure_ = std::current_exception();
         }
@@ -59,7 +58,8 @@ class Job {
   }
 
   // Called by the caller when all parts have ended.
-  void rethrow() const {
+  void rethrow() {
+    const MutexLock lock(mutex_);
     if (failure_ != nullptr) {
       std::rethrow_exception(failure_);
     }
@@ -69,8 +69,8 @@ class Job {
   const std::function<void(std::size_t)>& work_;
   const std::size_t parts_;
   std::atomic<std::size_t> next_{0};
-  std::mutex mutex_;  // guards failure_
-  std::exception_ptr failure_;
+  Mutex mutex_;
+  std::exception_ptr failure_ GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -99,7 +99,7 @@ class ThreadPool::Workers {
 
   ~Workers() {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stop_ = true;
     }
     wake_.notify_all();
@@ -125,15 +125,17 @@ class ThreadPool::Workers {
     }
     const Turn turn{taken_};
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       job_ = &job;
       number_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
     job.drain();
     spin([this] { return busy_.load(std::memory_order_acquire) == 0; });
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return busy_.load(std::memory_order_relaxed) == 0; });
+    const MutexLock lock(mutex_);
+    while (busy_.load(std::memory_order_relaxed) != 0) {
+      done_.wait(mutex_);
+    }
     job_ = nullptr;  // under the lock: a worker that wakes late finds no job
     return true;
   }
@@ -141,10 +143,11 @@ class ThreadPool::Workers {
  private:
   void serve() {
     std::uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
-    const auto called = [&] { return stop_ || number_.load(std::memory_order_relaxed) != seen; };
+    const MutexLock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, called);
+      while (!stop_ && number_.load(std::memory_order_relaxed) == seen) {
+        wake_.wait(mutex_);
+      }
       if (stop_) {
         return;
       }
@@ -154,15 +157,15 @@ class ThreadPool::Workers {
       }
       Job& job = *job_;
       busy_.fetch_add(1, std::memory_order_relaxed);
-      lock.unlock();
+      mutex_.unlock();
       job.drain();
-      lock.lock();
+      mutex_.lock();
       if (busy_.fetch_sub(1, std::memory_order_release) == 1) {
         done_.notify_one();
       }
-      lock.unlock();
+      mutex_.unlock();
       spin([&] { return number_.load(std::memory_order_acquire) != seen; });
-      lock.lock();
+      mutex_.lock();
     }
   }
 
@@ -184,13 +187,13 @@ class ThreadPool::Workers {
   const std::size_t stamp_;
   std::atomic_flag
       taken_;  // by the caller whose parts are running; not a mutex, since those parts may call run() too
-  std::mutex mutex_;  // guards all below; atomics are written under it and read without it
-  std::condition_variable wake_;
-  std::condition_variable done_;
-  Job* job_ = nullptr;
-  std::atomic<std::uint64_t> number_{0};  // the number of jobs so far
+  Mutex mutex_;
+  CondVar wake_;
+  CondVar done_;
+  Job* job_ GUARDED_BY(mutex_) = nullptr;
+  std::atomic<std::uint64_t> number_{0};  // the number of jobs so far; written under the mutex, as busy_ is
   std::atomic<std::size_t> busy_{0};
-  bool stop_ = false;
+  bool stop_ GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -9,15 +9,14 @@
 #pragma once
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <limits>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/threads.h"
 
 namespace shoal {
@@ -40,7 +39,7 @@ class WorkQueue {
       return;
     }
     {
-      const std::lock_guard lock(state_->mutex);
+      const MutexLock lock(state_->mutex);
       state_->closed = true;
     }
     state_->changed.notify_one();
@@ -58,7 +57,7 @@ class WorkQueue {
     }
     std::list<Item> added;
     added.emplace_back();
-    const std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     if (state_->items.size() >= most) {
       return false;
     }
@@ -74,7 +73,7 @@ class WorkQueue {
     if (state_ == nullptr) {
       return false;
     }
-    const std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     const auto found = std::ranges::find_if(state_->items, is_wanted);
     if (found != state_->items.end()) {
       use(*found);
@@ -84,31 +83,33 @@ class WorkQueue {
 
  private:
   struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::list<Item> items;  // the first one is in progress
-    bool closed = false;
+    Mutex mutex;
+    CondVar changed;
+    std::list<Item> items GUARDED_BY(mutex);  // the first one is in progress
+    bool closed GUARDED_BY(mutex) = false;
   };
 
   void run() {
-    std::unique_lock lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     for (;;) {
-      state_->changed.wait(lock, [&] { return state_->closed || !state_->items.empty(); });
+      while (!state_->closed && state_->items.empty()) {
+        state_->changed.wait(state_->mutex);
+      }
       if (state_->items.empty() || (state_->closed && !drains_)) {
         return;
       }
       Item& item = state_->items.front();
-      lock.unlock();
+      state_->mutex.unlock();
       work_(item);
-      lock.lock();
+      state_->mutex.lock();
       std::list<Item> ended;
       ended.splice(ended.begin(), state_->items, state_->items.begin());
-      lock.unlock();
+      state_->mutex.unlock();
       if (done_) {
         done_(ended.front());
       }
       ended.clear();
-      lock.lock();
+      state_->mutex.lock();
     }
   }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/threads.h"
 #include "batch/key_batch.h"
 #include "cache/row_cache.h"
@@ -30,8 +31,8 @@ class PoolWithScratch {
 
   template <class Work>
   auto with_scratch(const Work& work) {
-    const std::unique_lock lock(busy_, std::try_to_lock);
-    if (lock.owns_lock()) {
+    if (in_use_.try_lock()) {
+      const MutexLock lock(in_use_, std::adopt_lock);
       return work(key_scratch_, gradient_scratch_);
     }
     KeyBatchScratch keys;
@@ -42,9 +43,9 @@ class PoolWithScratch {
   ThreadPool threads;
 
  private:
-  std::mutex busy_;
-  KeyBatchScratch key_scratch_;
-  GradientScratch gradient_scratch_;
+  Mutex in_use_;
+  KeyBatchScratch key_scratch_ GUARDED_BY(in_use_);
+  GradientScratch gradient_scratch_ GUARDED_BY(in_use_);
 };
 
 // A rule of a table's lifecycle, as passed by Python: a name and parameters.

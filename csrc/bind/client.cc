@@ -36,14 +36,17 @@ py::object result(ClientCall& self, const py::object& given_timeout) {
     const auto to = out(rows);
     auto& pool = expansion.pool.cast<PoolWithScratch&>();
     const WithoutGil nogil;
-    std::unique_lock lock(once.mutex, std::defer_lock);
-    if (self.client->client().here()) {  // otherwise it may have been locked at the fork
-      lock.lock();
-    }
-    if (!once.is_done.load(
-            std::memory_order_relaxed)) {  // once: the first caller may change its rows from then on
-      batch.expand(expansion.unique, expansion.dim, to, pool.threads);
-      once.is_done.store(true, std::memory_order_release);
+    const auto expand_once = [&] {  // the first caller may change its rows from then on
+      if (!once.is_done.load(std::memory_order_relaxed)) {
+        batch.expand(expansion.unique, expansion.dim, to, pool.threads);
+        once.is_done.store(true, std::memory_order_release);
+      }
+    };
+    if (self.client->client().here()) {
+      const MutexLock lock(once.mutex);
+      expand_once();
+    } else {  // the mutex may have been locked at the fork
+      expand_once();
     }
   }
   return expansion.rows;

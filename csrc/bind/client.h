@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/mutex.h"
 #include "bind/calls.h"
 #include "bind/without_gil.h"
 #include "client/client.h"
@@ -256,7 +256,7 @@ struct Expansion {
   std::shared_ptr<const void> owner;  // of `unique`
   std::size_t dim = 0;
   struct Once {
-    std::mutex mutex;
+    Mutex mutex;
     std::atomic<bool> is_done{false};
   };
   std::unique_ptr<Once> once = std::make_unique<Once>();

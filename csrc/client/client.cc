@@ -36,6 +36,7 @@ Client::Client(const Zmq& zmq, void* context, const WorkerIdentity& worker, Slot
                bool atomic_clocks, ClientOptions options)
     : zmq_(zmq),
       context_(context),
+      worker_(worker),
       options_(std::move(options)),
       stamp_(process_stamp()),
       requests_(worker, std::move(map), policy, atomic_clocks),
@@ -63,7 +64,7 @@ Seconds Client::steady_now() noexcept {
 // --- calls --------------------------------------------------------------------------------------------------------
 
 CallPtr Client::submit(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   CallPtr call = start(op, table, std::move(what), std::move(terms), bytes);
   changed();
   return call;
@@ -84,7 +85,7 @@ CallPtr Client::start(wire::Op op, std::uint32_t table, Operation what, Terms te
 }
 
 CallPtr Client::tick(bool is_traced) {
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const std::unique_ptr<CachedRows>& rows : caches_) {
     rows->end_clock();
   }
@@ -97,9 +98,10 @@ CallPtr Client::tick(bool is_traced) {
   changed();
   // Other workers wait for this tick: it is sent now, not when somebody waits next.
   const Condition is_sent = [&] {
+    mutex_.assert_held();
     return (poller_ != nullptr && poller_ != background_) || !requests_.waits_for_pushes(*call);
   };
-  wait_until(is_sent, now + kTickSeconds, lock);
+  wait_until(is_sent, now + kTickSeconds);
   return call;
 }
 
@@ -138,32 +140,36 @@ void Client::changed() {
 // --- waiting ------------------------------------------------------------------------------------------------------
 
 Waited Client::wait(const Call& call, Seconds until) {
-  Lock lock(mutex_);
-  return wait_until([&] { return call.is_done(); }, until, lock);
+  const MutexLock lock(mutex_);
+  return wait_until([&] { return call.is_done(); }, until);
 }
 
 Waited Client::wait_for_room(Seconds until) {
-  Lock lock(mutex_);
-  return wait_until([this] { return has_room(); }, until, lock);
+  const MutexLock lock(mutex_);
+  return wait_until([this] { return has_room(); }, until);
 }
 
 Waited Client::wait_for_all(std::uint64_t serial, Seconds until) {
-  Lock lock(mutex_);
-  return wait_until([&] { return pending_.empty() || pending_.begin()->first > serial; }, until, lock);
+  const MutexLock lock(mutex_);
+  const Condition are_settled = [&] {
+    mutex_.assert_held();
+    return pending_.empty() || pending_.begin()->first > serial;
+  };
+  return wait_until(are_settled, until);
 }
 
 std::uint64_t Client::last_pending() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return pending_.empty() ? 0 : pending_.rbegin()->first;
 }
 
 std::size_t Client::count_pending(std::uint64_t serial) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return static_cast<std::size_t>(std::distance(pending_.begin(), pending_.upper_bound(serial)));
 }
 
 bool Client::notice(const CallPtr& call) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (call->is_done()) {
     return false;
   }
@@ -172,7 +178,7 @@ bool Client::notice(const CallPtr& call) {
   return true;
 }
 
-Waited Client::wait_until(const Condition& holds, Seconds until, Lock& lock) {
+Waited Client::wait_until(const Condition& holds, Seconds until) {
   if (holds()) {
     return Waited::kDone;
   }
@@ -187,7 +193,7 @@ Waited Client::wait_until(const Condition& holds, Seconds until, Lock& lock) {
   while (!holds() && (waited = judge()) == Waited::kDone) {
     if (poller_ != nullptr && poller_ != background_) {
       waiters_.push_back(me.get());
-      sleep_alone(*me, until, lock);
+      sleep_alone(*me, until);
       std::erase(waiters_, me.get());
       continue;
     }
@@ -196,7 +202,7 @@ Waited Client::wait_until(const Condition& holds, Seconds until, Lock& lock) {
       if (poller_ != nullptr) {
         poller_->event.signal();  // the background thread: this one takes its place
       }
-      sleep_on_sockets(*me, std::min(until, next_time()), lock);
+      sleep_on_sockets(*me, std::min(until, next_time()));
     }
   }
   waited = holds() ? Waited::kDone : waited;
@@ -225,7 +231,7 @@ void Client::exchange(const Condition* enough) {
   }
 }
 
-void Client::sleep_on_sockets(Waiter& waiter, Seconds until, Lock& lock) {
+void Client::sleep_on_sockets(Waiter& waiter, Seconds until) {
   waiter.files.clear();
   waiter.files.push_back({waiter.event.file(), POLLIN, 0});
   bool is_ready = false;
@@ -243,9 +249,9 @@ void Client::sleep_on_sockets(Waiter& waiter, Seconds until, Lock& lock) {
   poller_ = &waiter;
   poller_wakes_ = until;
   ++sleepers_;
-  lock.unlock();
+  mutex_.unlock();
   const bool was_interrupted = sleep(waiter.files, until);
-  lock.lock();
+  mutex_.lock();
   --sleepers_;
   if (poller_ == &waiter) {
     poller_ = nullptr;
@@ -268,11 +274,11 @@ void Client::sleep_on_sockets(Waiter& waiter, Seconds until, Lock& lock) {
   }
 }
 
-void Client::sleep_alone(Waiter& waiter, Seconds until, Lock& lock) const {
+void Client::sleep_alone(Waiter& waiter, Seconds until) {
   waiter.files.assign(1, {waiter.event.file(), POLLIN, 0});
-  lock.unlock();
+  mutex_.unlock();
   const bool was_interrupted = sleep(waiter.files, until);
-  lock.lock();
+  mutex_.lock();
   waiter.was_interrupted |= was_interrupted;
   if (waiter.files[0].revents != 0) {
     waiter.event.drain();
@@ -329,7 +335,7 @@ bool Client::has_work(Seconds now) const {
 }
 
 bool Client::wait_for_work() {
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   std::unique_ptr<Waiter> me = take_waiter(nullptr);
   background_ = me.get();
   for (;;) {
@@ -342,7 +348,7 @@ bool Client::wait_for_work() {
       exchange();
       tell_waiters();
       if (!has_work(now) && !pending_.empty() && poller_ == nullptr) {
-        sleep_on_sockets(*me, requests_.wants_map() ? std::min(next_time(), map_at_) : next_time(), lock);
+        sleep_on_sockets(*me, requests_.wants_map() ? std::min(next_time(), map_at_) : next_time());
         exchange();
         tell_waiters();
       }
@@ -352,7 +358,7 @@ bool Client::wait_for_work() {
     background_is_idle_ = pending_.empty() && !has_submitted_;
     const Seconds until = background_is_idle_ ? kNever : now + kGrace;
     has_submitted_ = false;
-    sleep_alone(*me, until, lock);
+    sleep_alone(*me, until);
     background_is_idle_ = false;
   }
   background_ = nullptr;
@@ -361,7 +367,7 @@ bool Client::wait_for_work() {
 }
 
 bool Client::takes_map_request() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const Seconds now = steady_now();
   if (!requests_.wants_map() || map_at_ > now) {
     return false;
@@ -373,7 +379,7 @@ bool Client::takes_map_request() {
 // --- events -------------------------------------------------------------------------------------------------------
 
 void Client::set_map(SlotMap map) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_open()) {
     requests_.set_map(std::move(map), steady_now());
     changed();
@@ -381,7 +387,7 @@ void Client::set_map(SlotMap map) {
 }
 
 void Client::lose(std::uint32_t server, const std::string& reason) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_open()) {
     requests_.lose(server, reason, steady_now());
     changed();
@@ -389,7 +395,7 @@ void Client::lose(std::uint32_t server, const std::string& reason) {
 }
 
 void Client::fail(Failure failure) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_open()) {
     requests_.close(std::move(failure), steady_now());
     changed();
@@ -397,12 +403,12 @@ void Client::fail(Failure failure) {
 }
 
 void Client::leave() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   requests_.leave(closed());
 }
 
 void Client::close() {
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!is_open()) {
     return;
   }
@@ -414,41 +420,43 @@ void Client::close() {
     poller_->event.signal();
   }
   wake_background();
-  slept_.wait(lock, [this] { return sleepers_ == 0; });
+  while (sleepers_ != 0) {
+    slept_.wait(mutex_);
+  }
   connections_.clear();
 }
 
 // --- what is known ------------------------------------------------------------------------------------------------
 
 bool Client::has_pushed() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return !pushed_.empty();
 }
 
 bool Client::has_pending() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return !pending_.empty();
 }
 
 RequestCounts Client::request_counts() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return requests_.counts();
 }
 
 ClientCounts Client::counts() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   ClientCounts now = counts_;
   now.under_way = pending_.size();
   return now;
 }
 
 std::map<wire::Op, CallDurations> Client::durations() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return durations_;
 }
 
 std::vector<std::string> Client::connections() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<std::string> all;
   for (const std::unique_ptr<Connection>& connection : connections_) {
     all.push_back(connection->address);

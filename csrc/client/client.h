@@ -32,17 +32,16 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "client/cached_rows.h"
 #include "client/requests.h"
 #include "transport/multipart_message.h"
@@ -120,7 +119,7 @@ class Client final : private Submitter {
   // Has a cache do something, and sends what it submits.
   template <class Work>
   auto use(const Work& work) {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     const Finally finally{*this};
     return work();
   }
@@ -178,7 +177,7 @@ class Client final : private Submitter {
   bool is_open() const noexcept { return is_open_.load(std::memory_order_acquire); }
   std::uint32_t clock() const noexcept override { return clock_.load(std::memory_order_relaxed); }
   Seconds timeout() const noexcept { return options_.timeout; }
-  const WorkerIdentity& worker() const noexcept { return requests_.worker(); }
+  const WorkerIdentity& worker() const noexcept { return worker_; }
   bool has_pushed();
   bool has_pending();
   RequestCounts request_counts();
@@ -194,81 +193,85 @@ class Client final : private Submitter {
  private:
   class Connection;
   struct Waiter;
-  using Lock = std::unique_lock<std::mutex>;
   using Condition = std::function<bool()>;
 
   // Sends what is due at the end of a scope, also after an exception.
   struct Finally {
     Client& client;
-    ~Finally() { client.changed(); }
+    ~Finally() {
+      client.mutex_.assert_held();
+      client.changed();
+    }
   };
 
-  // With the lock, all of them.
-  std::uint64_t repetitions() const noexcept override { return requests_.repetitions(); }
-  CallPtr submit_rows(wire::Op op, std::uint32_t table, Keyed what, Terms terms) override;
-  CallPtr compose(wire::Op op, std::uint32_t table, bool is_traced) override;
-  void complete(const CallPtr& composed, std::optional<Failure> failure) override;
-  CallPtr start(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes);
-  Waited wait_until(const Condition& holds, Seconds until, Lock& lock);
-  CallPtr begun(CallPtr call, std::uint64_t bytes, Seconds now);
-  void exchange(const Condition* enough = nullptr);
-  void send();
-  void receive(Connection& connection, const Condition* enough);
-  void sleep_on_sockets(Waiter& waiter, Seconds until, Lock& lock);
-  void sleep_alone(Waiter& waiter, Seconds until, Lock& lock) const;
-  void hand_over();
-  void account();
-  void account(const CallPtr& call);
-  void note_reports() noexcept {
+  std::uint64_t repetitions() const noexcept override REQUIRES(mutex_) { return requests_.repetitions(); }
+  CallPtr submit_rows(wire::Op op, std::uint32_t table, Keyed what, Terms terms) override REQUIRES(mutex_);
+  CallPtr compose(wire::Op op, std::uint32_t table, bool is_traced) override REQUIRES(mutex_);
+  void complete(const CallPtr& composed, std::optional<Failure> failure) override REQUIRES(mutex_);
+  CallPtr start(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes)
+      REQUIRES(mutex_);
+  Waited wait_until(const Condition& holds, Seconds until) REQUIRES(mutex_);
+  CallPtr begun(CallPtr call, std::uint64_t bytes, Seconds now) REQUIRES(mutex_);
+  void exchange(const Condition* enough = nullptr) REQUIRES(mutex_);
+  void send() REQUIRES(mutex_);
+  void receive(Connection& connection, const Condition* enough) REQUIRES(mutex_);
+  void sleep_on_sockets(Waiter& waiter, Seconds until) REQUIRES(mutex_);
+  void sleep_alone(Waiter& waiter, Seconds until) REQUIRES(mutex_);
+  void hand_over() REQUIRES(mutex_);
+  void account() REQUIRES(mutex_);
+  void account(const CallPtr& call) REQUIRES(mutex_);
+  void note_reports() noexcept REQUIRES(mutex_) {
     has_reports_.store(!traced_.empty() || !failed_.empty(), std::memory_order_relaxed);
   }
-  void note_room() noexcept {
+  void note_room() noexcept REQUIRES(mutex_) {
     has_room_.store(counts_.bytes_held <= kMaxPendingBytes && pending_.size() <= kMaxPendingCalls,
                     std::memory_order_relaxed);
   }
-  void tell_waiters();
-  void changed();
-  void follow_map();
-  Connection& connect(const std::string& address);
-  void drop(Connection& connection, const std::string& reason);
-  void reopen();
-  Seconds next_time() const;
-  std::unique_ptr<Waiter> take_waiter(const Condition* holds);
-  void wake_background() const noexcept;
-  bool has_work(Seconds now) const;
+  void tell_waiters() REQUIRES(mutex_);
+  void changed() REQUIRES(mutex_);
+  void follow_map() REQUIRES(mutex_);
+  Connection& connect(const std::string& address) REQUIRES(mutex_);
+  void drop(Connection& connection, const std::string& reason) REQUIRES(mutex_);
+  void reopen() REQUIRES(mutex_);
+  Seconds next_time() const REQUIRES(mutex_);
+  std::unique_ptr<Waiter> take_waiter(const Condition* holds) REQUIRES(mutex_);
+  void wake_background() const noexcept REQUIRES(mutex_);
+  bool has_work(Seconds now) const REQUIRES(mutex_);
 
   const Zmq zmq_;
   void* const context_;
+  const WorkerIdentity worker_;
   const ClientOptions options_;
   const std::size_t stamp_;  // of the process
-  std::mutex mutex_;
-  std::condition_variable slept_;  // a thread has ended its sleep on the sockets
-  Requests requests_;
-  std::vector<std::unique_ptr<Connection>> connections_;
-  std::uint64_t connections_version_ = 0;  // changes with any of their files
-  std::uint32_t connected_epoch_ = 0;      // of the map that the connections follow
-  MultipartMessage received_;
-  std::vector<std::unique_ptr<CachedRows>> caches_;
-  std::set<std::uint32_t> pushed_;            // tables pushed to in this clock
-  std::map<std::uint64_t, CallPtr> pending_;  // by serial
-  ClientCounts counts_;
-  std::map<wire::Op, CallDurations> durations_;
-  std::vector<Waiter*> waiters_;     // that sleep alone
-  Waiter* poller_ = nullptr;         // that sleeps on the sockets
-  Waiter* background_ = nullptr;     // while it is in wait_for_work()
-  bool background_is_idle_ = false;  // it sleeps until it is told that there are calls
-  bool has_submitted_ = false;       // since the background thread last looked
-  std::size_t sleepers_ = 0;         // on the sockets: the poller, and one whose place it has taken
-  Seconds poller_wakes_ = 0;
-  Seconds waited_at_ = 0;  // when a thread last waited
-  std::vector<std::unique_ptr<Waiter>> idle_waiters_;
-  std::set<const Call*> to_notice_;
-  std::vector<CallPtr> noticed_;
-  std::vector<CallPtr> traced_;
-  std::vector<CallPtr> failed_;
-  std::vector<CallPtr> unobserved_;
+  Mutex mutex_;
+  CondVar slept_;  // a thread has ended its sleep on the sockets
+  Requests requests_ GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Connection>> connections_ GUARDED_BY(mutex_);
+  std::uint64_t connections_version_ GUARDED_BY(mutex_) = 0;  // changes with any of their files
+  std::uint32_t connected_epoch_ GUARDED_BY(mutex_) = 0;      // of the map that the connections follow
+  MultipartMessage received_ GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<CachedRows>> caches_ GUARDED_BY(mutex_);
+  std::set<std::uint32_t> pushed_ GUARDED_BY(mutex_);            // tables pushed to in this clock
+  std::map<std::uint64_t, CallPtr> pending_ GUARDED_BY(mutex_);  // by serial
+  ClientCounts counts_ GUARDED_BY(mutex_);
+  std::map<wire::Op, CallDurations> durations_ GUARDED_BY(mutex_);
+  std::vector<Waiter*> waiters_ GUARDED_BY(mutex_);     // that sleep alone
+  Waiter* poller_ GUARDED_BY(mutex_) = nullptr;         // that sleeps on the sockets
+  Waiter* background_ GUARDED_BY(mutex_) = nullptr;     // while it is in wait_for_work()
+  bool background_is_idle_ GUARDED_BY(mutex_) = false;  // it sleeps until it is told that there are calls
+  bool has_submitted_ GUARDED_BY(mutex_) = false;       // since the background thread last looked
+  std::size_t sleepers_ GUARDED_BY(mutex_) =
+      0;  // on the sockets: the poller, and one whose place it has taken
+  Seconds poller_wakes_ GUARDED_BY(mutex_) = 0;
+  Seconds waited_at_ GUARDED_BY(mutex_) = 0;  // when a thread last waited
+  std::vector<std::unique_ptr<Waiter>> idle_waiters_ GUARDED_BY(mutex_);
+  std::set<const Call*> to_notice_ GUARDED_BY(mutex_);
+  std::vector<CallPtr> noticed_ GUARDED_BY(mutex_);
+  std::vector<CallPtr> traced_ GUARDED_BY(mutex_);
+  std::vector<CallPtr> failed_ GUARDED_BY(mutex_);
+  std::vector<CallPtr> unobserved_ GUARDED_BY(mutex_);
   std::atomic<bool> has_unobserved_{false};
-  Seconds map_at_ = 0;  // when a map may be asked for again
+  Seconds map_at_ GUARDED_BY(mutex_) = 0;  // when a map may be asked for again
   std::atomic<std::uint32_t> clock_;
   std::atomic<bool> is_open_{true};
   std::atomic<bool> has_room_{true};

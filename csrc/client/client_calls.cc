@@ -36,17 +36,23 @@ void Client::complete(const CallPtr& composed, std::optional<Failure> failure) {
 }
 
 CachedRows& Client::add_cache(std::unique_ptr<RowCache> cache, CachedRowsOptions options) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   Submitter& calls = *this;
   return *caches_.emplace_back(std::make_unique<CachedRows>(calls, std::move(cache), std::move(options)));
 }
 
 void Client::flush_caches() {
-  use([this] { std::ranges::for_each(caches_, [](const auto& rows) { rows->flush(); }); });
+  use([this] {
+    mutex_.assert_held();
+    std::ranges::for_each(caches_, [](const auto& rows) { rows->flush(); });
+  });
 }
 
 void Client::forget_rows() {
-  use([this] { std::ranges::for_each(caches_, [](const auto& rows) { rows->forget(); }); });
+  use([this] {
+    mutex_.assert_held();
+    std::ranges::for_each(caches_, [](const auto& rows) { rows->forget(); });
+  });
 }
 
 // --- settled calls ------------------------------------------------------------------------------------------------
@@ -97,32 +103,32 @@ void Client::account(const CallPtr& call) {
 }
 
 std::vector<CallPtr> Client::take_noticed() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(noticed_, {});
 }
 
 std::vector<CallPtr> Client::take_traced() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<CallPtr> all = std::exchange(traced_, {});
   note_reports();
   return all;
 }
 
 std::vector<CallPtr> Client::take_failed() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<CallPtr> all = std::exchange(failed_, {});
   note_reports();
   return all;
 }
 
 std::vector<CallPtr> Client::take_unobserved() {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   has_unobserved_.store(false, std::memory_order_relaxed);
   return std::exchange(unobserved_, {});
 }
 
 void Client::observed(const Call& call) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto* const composed = std::get_if<Composed>(&call.what);
   std::erase_if(unobserved_, [&](const CallPtr& one) {
     return one.get() == &call ||

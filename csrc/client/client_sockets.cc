@@ -84,13 +84,13 @@ void Client::receive(Connection& connection, const Condition* enough) {
 
 // Closes connections to endpoints that have gone, and opens those to backups, which a failover needs.
 void Client::follow_map() {
-  connected_epoch_ = requests_.map().epoch();
-  std::erase_if(connections_, [&](const std::unique_ptr<Connection>& connection) {
-    return !requests_.map().has(connection->address);
-  });
+  const SlotMap& map = requests_.map();
+  connected_epoch_ = map.epoch();
+  std::erase_if(connections_,
+                [&](const std::unique_ptr<Connection>& connection) { return !map.has(connection->address); });
   ++connections_version_;
-  for (const std::uint32_t backup : requests_.map().backups()) {
-    connect(requests_.map().endpoint(backup).address);
+  for (const std::uint32_t backup : map.backups()) {
+    connect(map.endpoint(backup).address);
   }
 }
 

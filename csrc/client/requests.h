@@ -134,7 +134,6 @@ class Requests {
   Requests(const Requests&) = delete;
   Requests& operator=(const Requests&) = delete;
 
-  const WorkerIdentity& worker() const noexcept { return worker_; }
   const SlotMap& map() const noexcept { return map_; }
   const RequestCounts& counts() const noexcept { return counts_; }
   // Messages that were sent again, or to another endpoint.

@@ -138,14 +138,14 @@ void Shard::check_batch(const SlotSlices& batch) const {
 std::shared_lock<std::shared_mutex> Shard::enter() const {
   check_not_stepping();
   {
-    const std::lock_guard wait(pause_mutex_);
+    const MutexLock wait(pause_mutex_);
   }
   return std::shared_lock(writers_mutex_);
 }
 
 std::unique_lock<std::shared_mutex> Shard::enter_alone() const {
   check_not_stepping();
-  const std::lock_guard hold(pause_mutex_);
+  const MutexLock hold(pause_mutex_);
   return std::unique_lock(writers_mutex_);
 }
 
@@ -159,7 +159,7 @@ void Shard::pause_writers() {
   check_process();
   Turn turn = this->turn();
   check_not_stepping();
-  const std::lock_guard hold(pause_mutex_);
+  const MutexLock hold(pause_mutex_);
   writers_mutex_.lock();
   turn.release();  // until resume_writers()
 }

@@ -15,7 +15,6 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,6 +31,7 @@
 #include "base/buffer.h"
 #include "base/byte_stream.h"
 #include "base/mix.h"
+#include "base/mutex.h"
 #include "base/threads.h"
 #include "batch/key_batch.h"
 #include "optim/init.h"
@@ -435,13 +435,13 @@ class Shard final {
   // Shared state of a save in progress and of the threads that change rows.
   struct Saving {
     std::atomic<bool> active{false};
-    std::atomic<bool> lost{false};             // memory for logging ran out: the save fails
-    std::atomic<std::size_t> left{0};          // slots not yet saved
-    std::atomic<std::size_t> kept{0};          // bytes logged
-    std::atomic<std::size_t> most{0};          // limit of `kept` at which changes wait
-    std::mutex mutex;                          // the last in the lock order
-    std::condition_variable slot_saved;        // signals that a slot was saved or the save ended
-    std::array<std::string, kPurposes> bases;  // guarded by the mutex
+    std::atomic<bool> lost{false};     // memory for logging ran out: the save fails
+    std::atomic<std::size_t> left{0};  // slots not yet saved
+    std::atomic<std::size_t> kept{0};  // bytes logged
+    std::atomic<std::size_t> most{0};  // limit of `kept` at which changes wait
+    Mutex mutex;                       // the last in the lock order
+    CondVar slot_saved;                // signals that a slot was saved or the save ended
+    std::array<std::string, kPurposes> bases GUARDED_BY(mutex);
   };
   // Logs the previous contents of the rows of these hashes, each once, and of their admission state. The slot is
   // locked.
@@ -529,8 +529,8 @@ class Shard final {
   std::vector<std::unique_ptr<SlotState>> tables_;  // one per slot here
   Budget* budget_;
   std::vector<std::size_t> noted_;  // bytes of each slot recorded in the budget
-  mutable std::mutex
-      pause_mutex_;  // held by who waits for the next lock alone, so that new writers do not starve it
+  // Held by who waits for the next lock alone, so that new writers do not starve it.
+  mutable Mutex pause_mutex_;
   mutable std::shared_mutex writers_mutex_;
   std::shared_ptr<Buffer<std::byte>> user_rows_;  // of steps of a UserRule; arrays over it may outlive them
   Layout numbers_;                                // of a PreImageLog

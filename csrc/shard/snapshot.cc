@@ -81,15 +81,18 @@ void Shard::wait_for_slots(std::size_t rows) const {
     return;
   }
   const bool may_wait = of_all_ == nullptr;  // a holder of the one lock must not wait here
-  std::unique_lock lock(saving_.mutex);
-  if (!(may_wait && saving_.slot_saved.wait_for(lock, Snapshot::kPatience, fits)) &&
-      saving_.kept.load() > Snapshot::kHopeless * saving_.most.load()) {
+  const auto end = std::chrono::steady_clock::now() + Snapshot::kPatience;
+  const MutexLock lock(saving_.mutex);
+  while (may_wait && !fits() && std::chrono::steady_clock::now() < end) {
+    saving_.slot_saved.wait_until(saving_.mutex, end);
+  }
+  if (!(may_wait && fits()) && saving_.kept.load() > Snapshot::kHopeless * saving_.most.load()) {
     saving_.lost = true;
   }
 }
 
 std::string Shard::base(Purpose purpose) const {
-  const std::lock_guard lock(saving_.mutex);
+  const MutexLock lock(saving_.mutex);
   return saving_.bases[static_cast<std::size_t>(purpose)];
 }
 
@@ -101,7 +104,7 @@ void Shard::track(std::string base) {
     slot->filter_changed = false;
     slot->watched = true;
   }
-  const std::lock_guard lock(saving_.mutex);
+  const MutexLock lock(saving_.mutex);
   saving_.bases[static_cast<std::size_t>(Purpose::kSave)] = std::move(base);
 }
 
@@ -149,13 +152,13 @@ void Shard::end_base(std::optional<std::string> name) {
     end_base(*slot, Purpose::kSave, name.has_value());
   }
   if (name) {
-    const std::lock_guard lock(saving_.mutex);
+    const MutexLock lock(saving_.mutex);
     saving_.bases[static_cast<std::size_t>(Purpose::kSave)] = std::move(*name);
   }
 }
 
 void Shard::forget_base() {
-  const std::lock_guard lock(saving_.mutex);
+  const MutexLock lock(saving_.mutex);
   saving_.bases[static_cast<std::size_t>(Purpose::kSave)].clear();
 }
 
@@ -257,7 +260,7 @@ void Snapshot::close() noexcept {
     }
   }
   {
-    const std::lock_guard lock(shard_.saving_.mutex);
+    const MutexLock lock(shard_.saving_.mutex);
     shard_.saving_.active = false;
     shard_.saving_.kept = 0;
   }
@@ -265,7 +268,7 @@ void Snapshot::close() noexcept {
 }
 
 std::unique_ptr<Snapshot::Copy> Snapshot::borrow() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (idle_.empty()) {
     return std::make_unique<Copy>(shard_);
   }
@@ -347,11 +350,11 @@ Snapshot::Taken Snapshot::unmark_resident(Slot number) {
 void Snapshot::give_back(Taken taken) {
   taken.pre_images.reset();
   {
-    const std::lock_guard lock(shard_.saving_.mutex);
+    const MutexLock lock(shard_.saving_.mutex);
     shard_.saving_.kept.fetch_sub(taken.kept);
   }
   shard_.saving_.slot_saved.notify_all();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   idle_.push_back(std::move(taken.copy));
 }
 
@@ -429,7 +432,7 @@ Snapshot::Ranges Snapshot::read_changes(Slot number, std::vector<std::uint64_t>&
 
 void Snapshot::done(std::string name) {
   if (kind_ != Kind::kPlain) {
-    const std::lock_guard lock(shard_.saving_.mutex);
+    const MutexLock lock(shard_.saving_.mutex);
     shard_.saving_.bases[static_cast<std::size_t>(purpose_)] = std::move(name);
     done_ = true;
   }

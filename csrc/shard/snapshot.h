@@ -25,11 +25,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "shard/shard.h"
 
 namespace shoal {
@@ -127,8 +127,8 @@ class Snapshot {
   Purpose purpose_;
   bool open_ = true;
   bool done_ = false;
-  std::mutex mutex_;  // guards the free copies below
-  std::vector<std::unique_ptr<Copy>> idle_;
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Copy>> idle_ GUARDED_BY(mutex_);
 };
 
 }  // namespace shoal

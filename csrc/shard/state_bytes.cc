@@ -50,7 +50,7 @@ void Shard::restore_state(ByteReader& in) {
   rate_ = in.take<double>("rate");
   origin_ = in.take<std::uint32_t>("clock origin");
   {
-    const std::lock_guard lock(saving_.mutex);
+    const MutexLock lock(saving_.mutex);
     for (std::string& base : saving_.bases) {
       base = in.take_text("base", kMaxBase);
     }

@@ -38,7 +38,7 @@ void Chunks::add_block() {
 }
 
 std::byte* Chunks::take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   while (!with_free_.empty() && with_free_.back()->free.empty()) {
     with_free_.back()->listed = false;
     with_free_.pop_back();
@@ -55,7 +55,7 @@ std::byte* Chunks::take() {
 }
 
 void Chunks::give(std::byte* chunk) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto address = reinterpret_cast<std::uintptr_t>(chunk);
   const auto at = blocks_.find(address - address % HugeBlock::kBytes);
   SHOAL_DCHECK(at != blocks_.end());

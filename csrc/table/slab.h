@@ -20,10 +20,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "base/memory.h"
+#include "base/mutex.h"
 
 namespace shoal {
 
@@ -49,17 +49,18 @@ class Chunks {
     std::vector<std::uint16_t> free;  // numbers of the free chunks
     bool listed = true;               // in with_free_
   };
-  void add_block();
+  void add_block() REQUIRES(mutex_);
 
   std::size_t row_bytes_;
   unsigned shift_;
   std::size_t bytes_;
-  std::size_t a_block_;                     // chunks
-  std::mutex mutex_;                        // guards the members below
-  std::map<std::uintptr_t, Block> blocks_;  // by address
-  std::vector<Block*> with_free_;           // blocks that have, or had, free chunks; the last is used first
-  std::size_t taken_ = 0;
-  std::size_t free_ = 0;
+  std::size_t a_block_;  // chunks
+  Mutex mutex_;
+  std::map<std::uintptr_t, Block> blocks_ GUARDED_BY(mutex_);  // by address
+  // Blocks that have, or had, free chunks; the last is used first.
+  std::vector<Block*> with_free_ GUARDED_BY(mutex_);
+  std::size_t taken_ GUARDED_BY(mutex_) = 0;
+  std::size_t free_ GUARDED_BY(mutex_) = 0;
 };
 
 class Slab {

@@ -67,22 +67,22 @@ PageFile::~PageFile() {
 }
 
 std::uint64_t PageFile::used_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return (std::uint64_t{end_} - free_.size()) * chunk_pages_ * page_bytes_;
 }
 
 std::uint64_t PageFile::end_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return offset_of(end_);
 }
 
 std::uint64_t PageFile::file_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::max(extended_, offset_of(end_));
 }
 
 std::uint32_t PageFile::allocate() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (free_.empty()) {
     if (end_ == std::numeric_limits<std::uint32_t>::max()) {
       throw TierStorageError("the tier in " + directory_ + " has 2^32 chunks: divide the table");
@@ -115,7 +115,7 @@ void PageFile::release(std::span<const std::uint32_t> chunks) noexcept {
   if (stamp_ != process_stamp()) {
     return;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const std::uint32_t chunk : chunks) {
     try {
       free_.insert(chunk);
@@ -135,7 +135,7 @@ void PageFile::release(std::span<const std::uint32_t> chunks) noexcept {
 
 PageFile::Lent PageFile::lend() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!idle_.empty()) {
       auto reader = std::move(idle_.back());
       idle_.pop_back();
@@ -149,7 +149,7 @@ PageFile::Lent PageFile::lend() {
 }
 
 void PageFile::take_back(std::unique_ptr<Reader> reader) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   try {
     idle_.push_back(std::move(reader));
   } catch (const std::bad_alloc&) {

@@ -19,13 +19,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/memory.h"
+#include "base/mutex.h"
 #include "base/threads.h"
 #include "tier/read_queue.h"
 
@@ -96,8 +96,8 @@ class PageFile {
   void read(ReadQueue& queue, std::span<const ReadQueue::Read> reads,
             const std::function<void(std::size_t)>& use) const;
   void take_back(std::unique_ptr<Reader> reader) noexcept;
-  // Writes zeros for the next chunk and those after it, unless that was done. The mutex must be held.
-  void extend() noexcept;
+  // Writes zeros for the next chunk and those after it, unless that was done.
+  void extend() noexcept REQUIRES(mutex_);
 
   std::string directory_;
   std::size_t page_bytes_;
@@ -107,11 +107,11 @@ class PageFile {
   bool is_direct_ = true;
   std::atomic<bool> is_async_{false};
   int file_;
-  mutable std::mutex mutex_;  // guards the members below
-  std::set<std::uint32_t> free_;
-  std::uint32_t end_ = 0;       // chunks in use are below it
-  std::uint64_t extended_ = 0;  // the file has been written up to there
-  std::vector<std::unique_ptr<Reader>> idle_;
+  mutable Mutex mutex_;
+  std::set<std::uint32_t> free_ GUARDED_BY(mutex_);
+  std::uint32_t end_ GUARDED_BY(mutex_) = 0;       // chunks in use are below it
+  std::uint64_t extended_ GUARDED_BY(mutex_) = 0;  // the file has been written up to there
+  std::vector<std::unique_ptr<Reader>> idle_ GUARDED_BY(mutex_);
 };
 
 }  // namespace shoal

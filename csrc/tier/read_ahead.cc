@@ -29,7 +29,7 @@ ReadAhead::~ReadAhead() {
     return;
   }
   {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     shared_->stops = true;
     stops_ = true;
   }
@@ -105,14 +105,14 @@ void ReadAhead::submit(std::unique_ptr<Request> added) {
     thread_ = std::make_unique<Thread>([this] { serve(); });
   }
   {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     shared_->requests.push_back(std::move(added));
   }
   shared_->wake.notify_one();
 }
 
 void ReadAhead::trim() noexcept {
-  const std::lock_guard lock(shared_->mutex);
+  const MutexLock lock(shared_->mutex);
   std::erase_if(shared_->requests, [](const std::unique_ptr<Request>& request) {
     return request->is_read &&
            (request->later >= kMost || std::ranges::find(request->used, 0) == request->used.end());
@@ -122,21 +122,24 @@ void ReadAhead::trim() noexcept {
 // --- the thread -------------------------------------------------------------------------------------------------
 
 void ReadAhead::serve() noexcept {
-  std::unique_lock lock(shared_->mutex);
+  const auto unread = [this] {
+    const auto at =
+        std::ranges::find(shared_->requests, false, [](const auto& request) { return request->is_read; });
+    return at == shared_->requests.end() ? nullptr : at->get();
+  };
+  const MutexLock lock(shared_->mutex);
   for (;;) {
-    Request* next = nullptr;
-    shared_->wake.wait(lock, [&] {
-      const auto at =
-          std::ranges::find(shared_->requests, false, [](const auto& request) { return request->is_read; });
-      next = at == shared_->requests.end() ? nullptr : at->get();
-      return shared_->stops || next != nullptr;
-    });
+    Request* next = unread();
+    while (!shared_->stops && next == nullptr) {
+      shared_->wake.wait(shared_->mutex);
+      next = unread();
+    }
     if (shared_->stops) {
       return;
     }
-    lock.unlock();
+    shared_->mutex.unlock();
     read(*next);
-    lock.lock();
+    shared_->mutex.lock();
     next->is_read = true;
     next->replaced.clear();
     shared_->read.notify_all();
@@ -170,8 +173,10 @@ void ReadAhead::read(Request& request) noexcept {
 }
 
 void ReadAhead::wait_for(const Request& request) {
-  std::unique_lock lock(shared_->mutex);
-  shared_->read.wait(lock, [&] { return request.is_read; });
+  const MutexLock lock(shared_->mutex);
+  while (!request.is_read) {
+    shared_->read.wait(shared_->mutex);
+  }
 }
 
 // --- what was read ----------------------------------------------------------------------------------------------
@@ -258,7 +263,7 @@ void ReadAhead::keep(std::unique_ptr<Run> run, std::size_t place) noexcept {
   if (run == nullptr || thread_ == nullptr) {
     return;
   }
-  const std::lock_guard lock(shared_->mutex);
+  const MutexLock lock(shared_->mutex);
   for (auto request = shared_->requests.rbegin(); request != shared_->requests.rend(); ++request) {
     const Piece* const piece = (*request)->piece(place);
     if (!(*request)->is_read && piece != nullptr && piece->run == run.get()) {

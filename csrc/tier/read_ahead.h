@@ -19,16 +19,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "base/mix.h"
+#include "base/mutex.h"
 #include "base/threads.h"
 #include "table/slot_table.h"
 #include "tier/page_file.h"
@@ -106,11 +105,12 @@ class ReadAhead {
   };
   // Guarded by `mutex`, but for the contents of requests. A forked child leaves it alone: the lock may never be released there.
   struct Shared {
-    std::mutex mutex;
-    std::condition_variable wake;
-    std::condition_variable read;
-    std::deque<std::unique_ptr<Request>> requests;
-    bool stops = false;
+    Mutex mutex;
+    CondVar wake;
+    CondVar read;
+    std::deque<std::unique_ptr<Request>>
+        requests;  // changed by the caller alone, which reads them without the mutex
+    bool stops GUARDED_BY(mutex) = false;
   };
 
   std::unique_ptr<Request> prepare(std::span<const std::uint64_t> misses);

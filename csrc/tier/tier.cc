@@ -88,7 +88,7 @@ Tier::~Tier() {
     return;
   }
   {
-    const std::lock_guard lock(signal_->mutex);
+    const MutexLock lock(signal_->mutex);
     signal_->stops = true;
   }
   signal_->wake.notify_one();
@@ -109,7 +109,7 @@ void Tier::lock() {
     ~Waiting() { --callers; }
   };
   const Waiting waits(callers_);
-  const std::lock_guard turn(turn_);  // who waits is next: a loop of pushes does not starve a save
+  const MutexLock turn(turn_);  // who waits is next: a loop of pushes does not starve a save
   mutex_.lock();
 }
 
@@ -290,7 +290,7 @@ void Tier::wake_cleaner() noexcept {
     return;
   }
   {
-    const std::lock_guard lock(signal_->mutex);
+    const MutexLock lock(signal_->mutex);
     signal_->is_due = true;
   }
   signal_->wake.notify_one();
@@ -318,8 +318,10 @@ std::vector<std::uint64_t> Tier::remembered(std::size_t place) const {
 void Tier::clean() noexcept {
   for (;;) {
     {
-      std::unique_lock lock(signal_->mutex);
-      signal_->wake.wait(lock, [&] { return signal_->is_due || signal_->stops; });
+      const MutexLock lock(signal_->mutex);
+      while (!signal_->is_due && !signal_->stops) {
+        signal_->wake.wait(signal_->mutex);
+      }
       if (signal_->stops) {
         return;
       }

@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/threads.h"
 #include "shard/residency.h"
 #include "shard/row_source.h"
@@ -138,7 +138,7 @@ class Tier final : public RowSource {
   std::size_t heat_rows_ = 0;  // of a slot: as many as fit in memory
   std::size_t memory_used_ = 0;
   std::size_t hand_ = 0;
-  std::mutex turn_;   // whose turn is next
+  Mutex turn_;        // whose turn is next
   std::mutex mutex_;  // of the turn, and of everything here
   // What the turn has brought.
   struct Brought {
@@ -165,10 +165,10 @@ class Tier final : public RowSource {
   std::atomic<std::size_t> callers_{0};  // that wait for their turn
   // A forked child leaves it alone: the lock may never be released there.
   struct Signal {
-    std::mutex mutex;
-    std::condition_variable wake;
-    bool is_due = false;
-    bool stops = false;
+    Mutex mutex;
+    CondVar wake;
+    bool is_due GUARDED_BY(mutex) = false;
+    bool stops GUARDED_BY(mutex) = false;
   };
   std::unique_ptr<Signal> signal_ = std::make_unique<Signal>();
   std::unique_ptr<Thread> cleaner_;  // last: it uses all others; starts with the first eviction

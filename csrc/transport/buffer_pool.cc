@@ -5,11 +5,11 @@
 #include <atomic>
 #include <bit>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <vector>
 
 #include "base/memory.h"
+#include "base/mutex.h"
 
 namespace shoal {
 
@@ -56,9 +56,9 @@ struct BufferPool::Shared {
   std::atomic<std::size_t> users{1};
   std::atomic<std::size_t> out{0};
   std::atomic<std::size_t> idle{0};  // written under the mutex
-  std::mutex mutex;
-  bool closed = false;
-  std::array<std::vector<std::unique_ptr<Chunk>>, kClasses> classes;
+  Mutex mutex;
+  bool closed GUARDED_BY(mutex) = false;
+  std::array<std::vector<std::unique_ptr<Chunk>>, kClasses> classes GUARDED_BY(mutex);
 };
 
 std::byte* PooledBuffer::data() const noexcept {
@@ -73,7 +73,7 @@ void PooledBuffer::release(void* detached) noexcept {
   BufferPool::Shared& shared = *chunk->shared;
   shared.out.fetch_sub(chunk->bytes, std::memory_order_relaxed);
   {
-    const std::lock_guard lock(shared.mutex);
+    const MutexLock lock(shared.mutex);
     const std::size_t idle = shared.idle.load(std::memory_order_relaxed);
     auto& free_list = shared.classes.at(chunk->size_class);
     if (!shared.closed && idle + chunk->memory.bytes() <= shared.max_idle_bytes &&
@@ -90,7 +90,7 @@ BufferPool::BufferPool(std::size_t max_idle_bytes) : shared_(new Shared(max_idle
 
 BufferPool::~BufferPool() {
   {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     shared_->closed = true;
     for (auto& free_list : shared_->classes) {
       free_list.clear();
@@ -110,7 +110,7 @@ PooledBuffer BufferPool::acquire(std::size_t bytes) {
   }
   std::unique_ptr<Chunk> chunk;
   {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     auto& free_list = shared_->classes.at(number);
     if (!free_list.empty()) {
       chunk = std::move(free_list.back());
