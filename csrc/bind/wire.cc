@@ -10,6 +10,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "bind/array.h"
@@ -26,35 +28,93 @@ namespace shoal::bind {
 
 namespace {
 
-py::bytes encode_header(std::uint8_t op, const py::iterable& payload, std::uint8_t status, bool reply,
-                        std::uint8_t dtype, std::uint16_t dim, std::uint32_t table, std::uint32_t worker,
-                        std::uint32_t incarnation, std::uint64_t sequence, std::uint32_t epoch,
-                        std::uint32_t clock, std::uint32_t count, std::uint32_t aux, std::uint32_t job,
-                        std::uint8_t part, bool packed, bool keep, bool digest, bool counted, bool timed,
-                        bool dated, bool whole) {
+// A field of a header, or a bit of its flags, by its name in Python.
+struct HeaderField {
+  std::string_view name;
+  void (*set)(wire::Header&, const HeaderField&, py::handle);
+  std::uint16_t flag = 0;
+};
+
+template <class T>
+T field_value(const HeaderField& field, py::handle value) {
+  py::detail::make_caster<T> caster;
+  if (!caster.load(value, true)) {
+    throw py::type_error(
+        "encode_header: " + std::string(field.name) + " takes a " +
+        (std::is_same_v<T, bool> ? "bool" : "number of " + std::to_string(8 * sizeof(T)) + " bits") +
+        ", got " + py::repr(value).cast<std::string>());
+  }
+  return py::detail::cast_op<T>(caster);
+}
+
+template <auto Field>
+constexpr auto set_field = +[](wire::Header& header, const HeaderField& field, py::handle value) {
+  using Type = std::remove_reference_t<decltype(header.*Field)>;
+  if constexpr (std::is_enum_v<Type>) {
+    header.*Field = Type{field_value<std::underlying_type_t<Type>>(field, value)};
+  } else {
+    header.*Field = field_value<Type>(field, value);
+  }
+};
+
+constexpr auto set_flag = +[](wire::Header& header, const HeaderField& field, py::handle value) {
+  header.flags =
+      static_cast<std::uint16_t>(header.flags | (field_value<bool>(field, value) ? field.flag : 0U));
+};
+
+constexpr auto set_part = +[](wire::Header& header, const HeaderField& field, py::handle value) {
+  header.flags = static_cast<std::uint16_t>(
+      header.flags | (unsigned{field_value<std::uint8_t>(field, value)} << wire::kPartShift));
+};
+
+constexpr auto kHeaderFields = std::to_array<HeaderField>({
+    {"op", set_field<&wire::Header::op>},
+    {"status", set_field<&wire::Header::status>},
+    {"dtype", set_field<&wire::Header::dtype>},
+    {"dim", set_field<&wire::Header::dim>},
+    {"table", set_field<&wire::Header::table>},
+    {"worker", set_field<&wire::Header::worker>},
+    {"incarnation", set_field<&wire::Header::incarnation>},
+    {"sequence", set_field<&wire::Header::sequence>},
+    {"epoch", set_field<&wire::Header::epoch>},
+    {"clock", set_field<&wire::Header::clock>},
+    {"count", set_field<&wire::Header::count>},
+    {"aux", set_field<&wire::Header::aux>},
+    {"job", set_field<&wire::Header::job>},
+    {"part", set_part},
+    {"reply", set_flag, wire::kReply},
+    {"packed", set_flag, wire::kPacked},
+    {"keep", set_flag, wire::kKeep},
+    {"digest", set_flag, wire::kDigest},
+    {"counted", set_flag, wire::kCounted},
+    {"timed", set_flag, wire::kTimed},
+    {"dated", set_flag, wire::kDated},
+    {"whole", set_flag, wire::kWhole},
+});
+
+wire::Header header_of(const py::kwargs& fields) {
+  wire::Header header;
+  if (!fields.contains("op")) {
+    throw py::type_error("encode_header: needs an op");
+  }
+  for (const auto& [key, value] : fields) {
+    const auto name = key.cast<std::string>();
+    const auto field = std::ranges::find(kHeaderFields, name, &HeaderField::name);
+    if (field == kHeaderFields.end()) {
+      throw py::type_error("encode_header: a header has no " + name);
+    }
+    field->set(header, *field, value);
+  }
+  return header;
+}
+
+py::bytes encode_header(const py::iterable& payload, const py::kwargs& fields) {
   std::vector<BufferView> borrowed;
   std::vector<wire::Frame> frames;
   for (const py::handle buffer : payload) {
     frames.push_back(borrowed.emplace_back(buffer).bytes());
   }
-  wire::Header header{
-      .op = wire::Op{op},
-      .status = wire::Status{status},
-      .dtype = wire::Dtype{dtype},
-      .flags = static_cast<std::uint16_t>(
-          (reply ? wire::kReply : 0U) | (packed ? wire::kPacked : 0U) | (keep ? wire::kKeep : 0U) |
-          (digest ? wire::kDigest : 0U) | (counted ? wire::kCounted : 0U) | (timed ? wire::kTimed : 0U) |
-          (dated ? wire::kDated : 0U) | (whole ? wire::kWhole : 0U) | (unsigned{part} << wire::kPartShift)),
-      .dim = dim,
-      .table = table,
-      .worker = worker,
-      .incarnation = incarnation,
-      .sequence = sequence,
-      .epoch = epoch,
-      .clock = clock,
-      .count = count,
-      .aux = aux,
-      .job = job};
+  wire::Header header = header_of(fields);
   std::array<std::byte, sizeof(wire::Header)> out;
   if (total(frames) >= kMinUnlockedBytes) {
     const py::gil_scoped_release nogil;
@@ -373,13 +433,7 @@ void add_messages(py::module_& module) {
         return py::reinterpret_steal<py::str>(
             PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
       });
-  module.def("encode_header", &encode_header, py::kw_only(), py::arg("op"), py::arg("payload") = py::tuple(),
-             py::arg("status") = 0, py::arg("reply") = false, py::arg("dtype") = 0, py::arg("dim") = 0,
-             py::arg("table") = 0, py::arg("worker") = wire::kAnonymous, py::arg("incarnation") = 0,
-             py::arg("sequence") = 0, py::arg("epoch") = 0, py::arg("clock") = 0, py::arg("count") = 0,
-             py::arg("aux") = 0, py::arg("job") = 0, py::arg("part") = 0, py::arg("packed") = false,
-             py::arg("keep") = false, py::arg("digest") = false, py::arg("counted") = false,
-             py::arg("timed") = false, py::arg("dated") = false, py::arg("whole") = false);
+  module.def("encode_header", &encode_header, py::kw_only(), py::arg("payload") = py::tuple());
   module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
              py::arg("payload_bytes") = std::uint64_t{1} << 30U, py::arg("into") = py::none());
   module.def("peek", &peek, py::arg("frames"));
