@@ -11,6 +11,8 @@
 #include <sys/auxv.h>
 #endif
 
+#include "base/unaligned.h"
+
 namespace shoal {
 
 namespace {
@@ -65,12 +67,6 @@ SHOAL_CRC inline std::uint64_t advanced(std::uint64_t crc, std::uint64_t word) n
 #endif
 
 #if defined(SHOAL_CRC)
-std::uint64_t load(const std::byte* p) noexcept {
-  std::uint64_t word;
-  std::memcpy(&word, p, sizeof word);
-  return word;
-}
-
 // Three streams hide the instruction's latency of three cycles. Their checksums are combined by shifting over zeros, with a
 // table (kShift[k][b]: byte k of a checksum shifted over kStream zero bytes).
 constexpr std::size_t kStream = 1024;
@@ -106,14 +102,14 @@ SHOAL_CRC std::uint32_t by_instruction(std::uint32_t crc, const std::byte* p, st
     std::uint64_t b = 0;
     std::uint64_t c = 0;
     for (std::size_t i = 0; i < kStream; i += 8) {
-      a = advanced(a, load(p + i));
-      b = advanced(b, load(p + kStream + i));
-      c = advanced(c, load(p + 2 * kStream + i));
+      a = advanced(a, load<std::uint64_t>(p + i));
+      b = advanced(b, load<std::uint64_t>(p + kStream + i));
+      c = advanced(c, load<std::uint64_t>(p + 2 * kStream + i));
     }
     a = over_zeros(over_zeros(static_cast<std::uint32_t>(a)) ^ static_cast<std::uint32_t>(b)) ^ c;
   }
   for (; n >= 8; p += 8, n -= 8) {
-    a = advanced(a, load(p));
+    a = advanced(a, load<std::uint64_t>(p));
   }
   return by_byte(static_cast<std::uint32_t>(a), p, n);
 }

@@ -20,6 +20,7 @@
 #include "base/half.h"
 #include "base/intrinsics.h"
 #include "base/known_dim.h"
+#include "base/unaligned.h"
 #include "export/widen.h"
 
 namespace shoal {
@@ -98,14 +99,6 @@ struct ScalarRow {
       const std::uint32_t removed = integer == -128 ? 0x7fc00000U : 0;
       return std::bit_cast<std::uint32_t>(scale * static_cast<float>(integer)) | removed;
     }
-  }
-
- private:
-  template <class T>
-  static SHOAL_INLINE T load(const std::byte* from) noexcept {
-    T value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
   }
 };
 

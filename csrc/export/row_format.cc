@@ -11,6 +11,7 @@
 #include "base/intrinsics.h"
 #include "base/known_dim.h"
 #include "base/simd.h"
+#include "base/unaligned.h"
 #include "export/widen.h"
 
 namespace shoal {
@@ -52,11 +53,6 @@ std::uint16_t nearest_float16(float x) noexcept {
     return to_float16(x, (below & 1U) != 0 ? 0x7fffff00U : 0x80000000U);
   }
   return to_float16(x, 0xfffU + ((size >> 13U) & 1U));
-}
-
-template <class T>
-T load(const std::byte* from) noexcept {
-  return widen::load<T>(from);
 }
 
 using widen::Bfloat16;

@@ -13,17 +13,11 @@
 #include "base/half.h"
 #include "base/intrinsics.h"
 #include "base/simd.h"
+#include "base/unaligned.h"
 
 namespace shoal::widen {
 
 inline constexpr std::size_t kScaleBytes = 2;
-
-template <class T>
-SHOAL_INLINE T load(const std::byte* from) noexcept {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
 
 #if defined(__x86_64__)
 using Eight = __m256;

@@ -39,7 +39,7 @@ std::vector<std::string> RowMetadata::names() const {
 std::uint32_t RowMetadata::see(std::byte* row, std::uint32_t count, std::uint32_t now) const noexcept {
   if (has_[0]) {
     const std::uint32_t before = this->count(row);
-    keep(row + at_[0], before + std::min(count, ~before));  // saturates
+    store(row + at_[0], before + std::min(count, ~before));  // saturates
   }
   if (!has_[1]) {
     return 0;
@@ -47,11 +47,11 @@ std::uint32_t RowMetadata::see(std::byte* row, std::uint32_t count, std::uint32_
   const std::uint32_t age = age_at(now, clock(row));
   if (has_[2]) {
     const double before = static_cast<double>(score(row));
-    keep(row + at_[2],
-         static_cast<float>((age == 0 ? before : before * power(decay_, age)) + static_cast<double>(count)));
+    store(row + at_[2],
+          static_cast<float>((age == 0 ? before : before * power(decay_, age)) + static_cast<double>(count)));
   }
   if (age != 0) {
-    keep(row + at_[1], now);
+    store(row + at_[1], now);
   }
   return age;
 }

@@ -23,7 +23,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <span>
@@ -32,6 +31,7 @@
 
 #include "base/mix.h"
 #include "base/simd.h"
+#include "base/unaligned.h"
 
 namespace shoal {
 
@@ -116,24 +116,13 @@ class RowMetadata {
   // Initializes the metadata of a new row, which is all zeros.
   void begin(std::byte* row, std::uint32_t now) const noexcept {
     if (has_[1]) {
-      keep(row + at_[1], now);
+      store(row + at_[1], now);
     }
   }
   // Records `count` occurrences. Returns the number of clocks since the previous one, 0 if the row keeps no clock.
   std::uint32_t see(std::byte* row, std::uint32_t count, std::uint32_t now) const noexcept;
 
  private:
-  template <class T>
-  static T load(const std::byte* from) noexcept {
-    T value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-  }
-  template <class T>
-  static void keep(std::byte* at, T value) noexcept {
-    std::memcpy(at, &value, sizeof value);
-  }
-
   std::array<bool, kMaxColumns> has_{};
   std::array<std::size_t, kMaxColumns> at_{};
   double decay_ = 0;

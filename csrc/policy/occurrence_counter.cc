@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/unaligned.h"
 #include "policy/eviction_candidates.h"
 
 namespace shoal {
@@ -15,14 +16,6 @@ struct Row {
   std::uint32_t clock;
 };
 static_assert(sizeof(Row) == OccurrenceCounter::kRowBytes);
-
-Row load(const std::byte* row) noexcept {
-  Row found;
-  std::memcpy(&found, row, sizeof found);
-  return found;
-}
-
-void put(std::byte* row, const Row& value) noexcept { std::memcpy(row, &value, sizeof value); }
 
 template <class T>
 void append(std::vector<std::byte>& bytes, const T& value) {
@@ -37,17 +30,17 @@ void append_all(std::vector<std::byte>& bytes, std::span<const SlotTable::Entry>
     append(bytes, entry.hash);
   }
   for (const auto& entry : entries) {
-    append(bytes, load(entry.row).count);
+    append(bytes, load<Row>(entry.row).count);
   }
   for (const auto& entry : entries) {
-    append(bytes, load(entry.row).clock);
+    append(bytes, load<Row>(entry.row).clock);
   }
 }
 
 }  // namespace
 
 bool OccurrenceCounter::is_stale(const std::byte* row, std::uint32_t now) const noexcept {
-  return within_ != 0 && age_at(now, load(row).clock) > within_;
+  return within_ != 0 && age_at(now, load<Row>(row).clock) > within_;
 }
 
 void OccurrenceCounter::make_room(std::size_t more, std::size_t bytes) {
@@ -68,7 +61,7 @@ void OccurrenceCounter::make_room(std::size_t more, std::size_t bytes) {
 bool OccurrenceCounter::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noexcept {
   std::byte* row = table_.find_one(hash);
   if (row != nullptr) {
-    Row waits = load(row);
+    Row waits = load<Row>(row);
     waits.count = is_stale(row, now) ? 0 : waits.count;
     if (count >= n_ - std::min(n_, waits.count)) {
       table_.erase(hash);
@@ -76,7 +69,7 @@ bool OccurrenceCounter::ask(std::uint64_t hash, std::uint32_t count, std::uint32
     }
     waits.count += count;
     waits.clock += age_at(now, waits.clock);
-    put(row, waits);
+    store(row, waits);
     return false;
   }
   if (count >= n_) {
@@ -86,7 +79,7 @@ bool OccurrenceCounter::ask(std::uint64_t hash, std::uint32_t count, std::uint32
     forget_oldest();
   }
   if (table_.has_room(1)) {
-    put(table_.insert(hash), {count, now});
+    store(table_.insert(hash), Row{count, now});
   }
   return false;
 }
@@ -99,13 +92,13 @@ void OccurrenceCounter::forget_oldest() noexcept {
   std::uint32_t now = 0;
   bool first = true;
   table_.each_row([&](std::uint64_t, const std::byte* row) {
-    const std::uint32_t clock = load(row).clock;
+    const std::uint32_t clock = load<Row>(row).clock;
     now = first ? clock : now + age_at(clock, now);
     first = false;
   });
   EvictionCandidates::begin(table_.size());
   table_.each_row([&](std::uint64_t hash, const std::byte* row) {
-    EvictionCandidates::add(~std::uint64_t{age_at(now, load(row).clock)}, hash);
+    EvictionCandidates::add(~std::uint64_t{age_at(now, load<Row>(row).clock)}, hash);
   });
   const auto victims = EvictionCandidates::take(std::max<std::size_t>(1, table_.size() / 8));
   for (const auto& victim : victims) {
@@ -149,7 +142,7 @@ void OccurrenceCounter::restore_all(ByteReader& in, Slots slots, Slot slot) {
     in.check((i == 0 || hash > last) && slots.of(hash) == slot, "waiting keys",
              "must ascend within their slot");
     last = hash;
-    put(table_.insert(hash), row);
+    store(table_.insert(hash), row);
   }
 }
 
@@ -174,7 +167,7 @@ void OccurrenceCounter::keep_victims(std::span<const std::uint64_t> hashes) noex
 
 void OccurrenceCounter::restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept {
   if (table_.has_room(1) && table_.find_one(hash) == nullptr) {
-    put(table_.insert(hash), {count, clock});
+    store(table_.insert(hash), Row{count, clock});
   }
 }
 

@@ -40,9 +40,6 @@
 
 namespace shoal {
 
-using cells::keep;
-using cells::load;
-
 namespace {
 
 // From kLarge rows on a slot grows by 1/8. Below, it grows by 1/2, so a key is moved two or three times instead of
@@ -183,7 +180,7 @@ std::byte* SlotTable::take_cell(std::size_t b, std::size_t c, std::uint64_t cell
   const std::uint64_t before = stored_cell(b, c);
   const std::uint64_t passed =
       before == 0 ? 0 : passed_.both & ~before;  // what was said in this cell remains
-  keep(bucket(b) + c * sizeof cell, cell & ~passed);
+  store(bucket(b) + c * sizeof cell, cell & ~passed);
   return payload(b, c);
 }
 
@@ -250,7 +247,7 @@ std::byte* SlotTable::new_row(std::byte* payload) noexcept {
     return payload;
   }
   const std::uint32_t number = take_row();
-  keep(payload, number);
+  store(payload, number);
   return slab_.row(number);
 }
 
@@ -402,14 +399,14 @@ void SlotTable::spread(std::size_t old_buckets, WaitingCells<kPayload>& waiting)
       const std::array<std::byte*, 2> keys{there + n * sizeof here,
                                            reinterpret_cast<std::byte*>(&next->cell)};
       const std::array<std::byte*, 2> values{there + kPayloads + n * kPayload, next->payload.data()};
-      keep(keys[waits], here | passed);
-      keep(values[waits], load<Payload>(line.data() + kPayloads + c * kPayload));
+      store(keys[waits], here | passed);
+      store(values[waits], load<Payload>(line.data() + kPayloads + c * kPayload));
       next += waits & static_cast<std::uint64_t>(here != 0);
     }
   }
   waiting.set_end(next);
   for (const auto& one : waiting.all()) {
-    keep(place_cell(one.cell), one.payload);
+    store(place_cell(one.cell), one.payload);
   }
 }
 

@@ -10,25 +10,10 @@
 #include <cstring>
 
 #include "base/prefetch.h"
+#include "base/unaligned.h"
 #include "table/slot_table.h"
 
 namespace shoal {
-
-namespace cells {
-
-template <class T>
-inline T load(const std::byte* from) noexcept {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-template <class T>
-inline void keep(std::byte* at, T value) noexcept {
-  std::memcpy(at, &value, sizeof value);
-}
-
-}  // namespace cells
 
 inline std::size_t SlotTable::home(std::uint64_t cell) const noexcept {
   return scale(probe_key(cell) << layout_->slots.bits(), buckets_);
@@ -48,7 +33,7 @@ inline std::byte* SlotTable::payload(std::size_t b, std::size_t c) const noexcep
 }
 
 inline std::uint64_t SlotTable::stored_cell(std::size_t b, std::size_t c) const noexcept {
-  return cells::load<std::uint64_t>(bucket(b) + c * sizeof(std::uint64_t));
+  return load<std::uint64_t>(bucket(b) + c * sizeof(std::uint64_t));
 }
 
 inline std::uint64_t SlotTable::cell(std::size_t b, std::size_t c) const noexcept {
@@ -57,12 +42,12 @@ inline std::uint64_t SlotTable::cell(std::size_t b, std::size_t c) const noexcep
 }
 
 inline void SlotTable::set_passed(std::size_t b, std::uint64_t bits) noexcept {
-  cells::keep(bucket(b) + (layout_->cells - 1) * sizeof bits, last_cell(b) & ~bits);
+  store(bucket(b) + (layout_->cells - 1) * sizeof bits, last_cell(b) & ~bits);
 }
 
 inline void SlotTable::copy_payload(std::byte* to, const std::byte* from) const noexcept {
   with_payload_bytes(*layout_, [&]<std::size_t kBytes>(std::integral_constant<std::size_t, kBytes>) {
-    cells::keep(to, cells::load<std::array<std::byte, kBytes>>(from));  // one or two instructions
+    store(to, load<std::array<std::byte, kBytes>>(from));  // one or two instructions
   });
 }
 
@@ -77,7 +62,7 @@ inline std::size_t SlotTable::filled(std::size_t b) const noexcept {
 inline bool SlotTable::full(std::size_t b) const noexcept { return last_cell(b) != 0; }
 
 inline std::byte* SlotTable::row_at(std::byte* payload) const noexcept {
-  return layout_->narrow ? payload : slab_.row(cells::load<std::uint32_t>(payload));
+  return layout_->narrow ? payload : slab_.row(load<std::uint32_t>(payload));
 }
 
 // In rounds, so that the cache misses of many hashes overlap: homes that are not full, then second buckets, then the

@@ -13,9 +13,6 @@
 
 namespace shoal {
 
-using cells::keep;
-using cells::load;
-
 std::size_t SlotTable::bytes() const noexcept { return index_.bytes() + slab_.bytes(); }
 
 namespace {

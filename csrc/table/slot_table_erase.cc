@@ -11,9 +11,6 @@
 
 namespace shoal {
 
-using cells::keep;
-using cells::load;
-
 bool SlotTable::erase(std::uint64_t hash) noexcept {
   if (size_ == 0) {
     return false;
@@ -43,9 +40,9 @@ bool SlotTable::erase(std::uint64_t hash) noexcept {
 void SlotTable::remove_cell(std::size_t b, std::size_t c) noexcept {
   ++version_;
   const std::size_t last = filled(b) - 1;
-  keep(bucket(b) + c * sizeof(std::uint64_t), cell(b, last));
+  store(bucket(b) + c * sizeof(std::uint64_t), cell(b, last));
   copy_payload(payload(b, c), payload(b, last));
-  keep(bucket(b) + last * sizeof(std::uint64_t), std::uint64_t{0});
+  store(bucket(b) + last * sizeof(std::uint64_t), std::uint64_t{0});
 }
 
 // Whether bucket b precedes bucket `stands` in the probe sequence of a hash stored in `stands`.
@@ -151,7 +148,7 @@ std::uint32_t SlotTable::take_row() noexcept {
 }
 
 void SlotTable::free_row(std::uint32_t number) noexcept {
-  keep(slab_.row(number), slab_free_);
+  store(slab_.row(number), slab_free_);
   slab_free_ = number;
   ++slab_holes_;
 }
@@ -172,7 +169,7 @@ void SlotTable::compact_slab() {
       const auto number = load<std::uint32_t>(payload(b, c));
       if (number >= live) {
         std::memcpy(slab_.row(holes.back()), slab_.row(number), layout_->row_bytes);
-        keep(payload(b, c), holes.back());
+        store(payload(b, c), holes.back());
         holes.pop_back();
       }
     }
