@@ -13,13 +13,12 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "transport/outgoing_message.h"
 #include "wire/times.h"
 
 namespace shoal {
 
 namespace {
-
-extern "C" void release_buffer(void* /*data*/, void* hint) { PooledBuffer::release(hint); }
 
 // Replaces a reply by OVERLOADED: the peer asks again after a pause.
 void overload(Reply& reply) {
@@ -322,61 +321,22 @@ void DataLoop::send(const Socket& socket, Reply& reply) noexcept {
     wire::set_times(reply.header,
                     {.server_ns = steady_now_ns() - reply.received_ns, .shard_ns = reply.shard_ns});
   }
-  // Everything that may fail for lack of memory comes first: a message that was started must be completed.
-  std::array<zmq::Message, 1 + Reply::kMaxPayloadFrames> messages;
-  if (!prepare(reply, messages)) {
+  OutgoingMessage message(zmq_);
+  bool is_complete = message.copy(reply.header);
+  for (std::size_t i = 0; i < reply.frames && is_complete; ++i) {
+    is_complete = message.move(reply.payload.at(i));
+  }
+  if (!is_complete) {
     Counts::add(counts_->failed);
     return;
   }
-  const std::size_t count = 1 + reply.frames;
-  std::size_t size = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    size += zmq_.size(&messages.at(i));
-  }
-  // If the peer is gone or its queue is full, this fails and nothing is sent. Later frames are accepted; if the peer
-  // disconnects meanwhile, libzmq drops them.
-  if (zmq_.send(socket.get(), reply.peer.data(), reply.peer.size(), zmq::kMore | zmq::kDontWait) < 0) {
+  // This fails if the peer is gone or its queue is full. If the peer disconnects later, libzmq drops the rest.
+  if (!message.send(socket.get(), std::as_bytes(std::span(reply.peer)))) {
     Counts::add(zmq_.error() == EAGAIN ? counts_->dropped_full : counts_->dropped_gone);
-    for (std::size_t i = 0; i < count; ++i) {
-      zmq_.close_message(&messages.at(i));
-    }
     return;
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    const int flags = i + 1 < count ? zmq::kMore | zmq::kDontWait : zmq::kDontWait;
-    if (zmq_.send_message(&messages.at(i), socket.get(), flags) < 0) {
-      zmq_.close_message(&messages.at(i));  // the context ends
-    }
-  }
   Counts::add(counts_->replies);
-  Counts::add(counts_->reply_bytes, size);
-}
-
-// Makes the header and the frames libzmq messages. False if there is no memory; then there are none.
-bool DataLoop::prepare(Reply& reply, std::span<zmq::Message> messages) noexcept {
-  if (zmq_.init_size(&messages[0], reply.header.size()) != 0) {
-    return false;
-  }
-  std::memcpy(zmq_.data(&messages[0]), reply.header.data(), reply.header.size());
-  for (std::size_t i = 0; i < reply.frames; ++i) {
-    zmq::Message& message = messages[i + 1];
-    PooledBuffer& buffer = reply.payload.at(i);
-    if (buffer.size() == 0) {
-      zmq_.init(&message);
-      continue;
-    }
-    std::byte* const data = buffer.data();
-    const std::size_t bytes = buffer.size();
-    void* const detached = buffer.detach();
-    if (zmq_.init_data(&message, data, bytes, release_buffer, detached) != 0) {
-      PooledBuffer::release(detached);
-      for (std::size_t done = 0; done <= i; ++done) {
-        zmq_.close_message(&messages[done]);
-      }
-      return false;
-    }
-  }
-  return true;
+  Counts::add(counts_->reply_bytes, message.bytes());
 }
 
 }  // namespace shoal

@@ -133,7 +133,6 @@ class DataLoop {
   // Sends the replies that `work` has queued, even if it throws.
   template <class Work>
   void reply_to(const Socket& socket, const Work& work) noexcept;
-  bool prepare(Reply& reply, std::span<zmq::Message> messages) noexcept;
   void send(const Socket& socket, Reply& reply) noexcept;
 
   const Zmq zmq_;

@@ -7,7 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <new>
+
+#include "transport/outgoing_message.h"
 
 namespace shoal {
 
@@ -17,10 +18,6 @@ constexpr int kReconnectMs = 20;  // between attempts of libzmq's, with back-off
 constexpr int kMaxReconnectMs = 200;
 
 std::atomic<std::uint64_t> monitors{0};  // for their names
-
-extern "C" void release_owner(void* /*data*/, void* hint) {
-  delete static_cast<std::shared_ptr<const void>*>(hint);
-}
 
 }  // namespace
 
@@ -91,52 +88,14 @@ bool Dealer::has_ended() noexcept {
 }
 
 std::size_t Dealer::send(std::span<const std::byte> header, std::span<const SharedFrame> frames) noexcept {
-  // Everything that may fail for lack of memory comes first: a message that was started must be completed.
-  std::array<zmq::Message, 1 + wire::kMaxFrames> messages;
-  std::size_t made = 0;
-  std::size_t bytes = 0;
-  const auto fill = [&](wire::Frame frame, const std::shared_ptr<const void>* owner) {
-    zmq::Message& part = messages.at(made);
-    bytes += frame.size();
-    if (owner == nullptr || *owner == nullptr || frame.size() < kMinSharedBytes) {
-      if (zmq_.init_size(&part, frame.size()) != 0) {
-        return false;
-      }
-      if (!frame.empty()) {
-        std::memcpy(zmq_.data(&part), frame.data(), frame.size());
-      }
-      ++made;
-      return true;
-    }
-    auto* const shared = new (std::nothrow) std::shared_ptr<const void>(*owner);
-    if (shared == nullptr) {
-      return false;
-    }
-    void* const data = const_cast<std::byte*>(frame.data());  // libzmq only reads it
-    if (zmq_.init_data(&part, data, frame.size(), release_owner, shared) != 0) {
-      delete shared;
-      return false;
-    }
-    ++made;
-    return true;
-  };
-  bool good = fill(header, nullptr);
-  for (std::size_t i = 0; i < frames.size() && good; ++i) {
-    good = fill(frames[i].bytes, &frames[i].owner);
+  OutgoingMessage message(zmq_);
+  bool is_complete = message.copy(header);
+  for (std::size_t i = 0; i < frames.size() && is_complete; ++i) {
+    const auto& [bytes, owner] = frames[i];
+    const bool is_shared = owner != nullptr && bytes.size() >= kMinSharedBytes;
+    is_complete = is_shared ? message.share(bytes, owner) : message.copy(bytes);
   }
-  std::size_t sent = 0;
-  while (good && sent < made) {
-    const int flags = sent + 1 < made ? zmq::kMore | zmq::kDontWait : zmq::kDontWait;
-    if (zmq_.send_message(&messages.at(sent), dealer_.get(), flags) >= 0) {
-      ++sent;
-    } else {
-      good = zmq_.error() == EINTR;  // only the first frame can be refused, unless the context ends
-    }
-  }
-  for (std::size_t i = sent; i < made; ++i) {
-    zmq_.close_message(&messages.at(i));
-  }
-  return good ? bytes : 0;
+  return is_complete && message.send(dealer_.get()) ? message.bytes() : 0;
 }
 
 }  // namespace shoal
