@@ -3,10 +3,9 @@
 //   GUARDED_BY(mutex)   of a member: used by threads that hold the mutex
 //   REQUIRES(mutex)     of a function: its callers hold the mutex
 //
-//   Mutex        std::mutex, and the same code
-//   TimedMutex   a mutex for which a thread can wait until a deadline
-//   MutexLock    holds either of them until the end of its scope
-//   CondVar      std::condition_variable of a Mutex; waits in a loop, so that its condition is checked
+//   Mutex       std::mutex, and the same code
+//   MutexLock   holds it until the end of its scope
+//   CondVar     std::condition_variable of a Mutex; waits in a loop, so that its condition is checked
 //
 // The check leaves out constructors and destructors, and locks chosen at run time, which are a
 // std::unique_lock or a std::shared_lock. A lambda is checked as a function of its own: it begins with
@@ -53,53 +52,17 @@ class CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-// Not a std::timed_mutex, whose calls the thread sanitizer of g++ 12 does not know. Costs two locks of a
-// Mutex.
-class CAPABILITY("mutex") TimedMutex {
- public:
-  TimedMutex() = default;
-  TimedMutex(const TimedMutex&) = delete;
-  TimedMutex& operator=(const TimedMutex&) = delete;
-
-  void lock() ACQUIRE() {
-    std::unique_lock lock(mutex_);
-    unlocked_.wait(lock, [this] { return !is_locked_; });
-    is_locked_ = true;
-  }
-  void unlock() RELEASE() {
-    const std::lock_guard lock(mutex_);
-    is_locked_ = false;
-    unlocked_.notify_one();  // with mutex_ held: the next owner may destroy this
-  }
-  // Waits for the lock for at most that time. False: another thread still holds it.
-  bool try_lock_for(std::chrono::milliseconds patience) TRY_ACQUIRE(true) {
-    std::unique_lock lock(mutex_);
-    if (!unlocked_.wait_for(lock, patience, [this] { return !is_locked_; })) {
-      return false;
-    }
-    is_locked_ = true;
-    return true;
-  }
-  void assert_held() const noexcept ASSERT_CAPABILITY(this) {}
-
- private:
-  std::mutex mutex_;  // guards is_locked_, and is held for moments
-  std::condition_variable unlocked_;
-  bool is_locked_ = false;
-};
-
-template <class Locked>
 class SCOPED_CAPABILITY MutexLock {
  public:
-  explicit MutexLock(Locked& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
   // Of a mutex that the calling thread has locked.
-  MutexLock(Locked& mutex, std::adopt_lock_t /*locked*/) REQUIRES(mutex) : mutex_(mutex) {}
+  MutexLock(Mutex& mutex, std::adopt_lock_t /*locked*/) REQUIRES(mutex) : mutex_(mutex) {}
   ~MutexLock() RELEASE() { mutex_.unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
 
  private:
-  Locked& mutex_;
+  Mutex& mutex_;
 };
 
 class CondVar {

@@ -321,15 +321,12 @@ auto without_gil(Function&& function) {
 // What ask(service) returns. Nothing: the endpoint has been executing a request for so many seconds.
 template <class Ask>
 auto asked(const Endpoint& endpoint, double patience, const Ask& ask) {
-  return without_gil([&] {
-    return endpoint.within(milliseconds(patience), [&](const Endpoint& of) { return ask(of.service()); });
-  });
+  return without_gil([&] { return endpoint.within(milliseconds(patience), ask); });
 }
 
 py::object replication(const Endpoint& service, std::optional<double> patience) {
   const std::optional<ReplicationStatus> found = without_gil([&] {
-    return patience ? service.within(milliseconds(*patience), [](const Endpoint& of) { return of.status(); })
-                    : std::optional(service.replication());
+    return patience ? service.replication(milliseconds(*patience)) : std::optional(service.replication());
   });
   if (!found) {
     return py::none();

@@ -161,6 +161,7 @@ void Endpoint::take_from_followers(const Assignment& assignment,
   }
   // What executes records here stays, and is newer.
   std::erase_if(newest, [&](const auto& one) {
+    mutex_.assert_held();
     const auto is_here = [&](const SlotRange& range) { return range.first == one.first; };
     return std::ranges::any_of(service_.arcs(), is_here) ||
            std::ranges::any_of(followers_, [&](const auto& follower) {

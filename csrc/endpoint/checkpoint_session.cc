@@ -46,7 +46,7 @@ CheckpointSession::CheckpointSession(const Name& name, std::span<const TableRequ
 CheckpointSession::~CheckpointSession() = default;
 
 bool CheckpointSession::holds(const Shard& shard) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::ranges::any_of(tables_, [&](const auto& held) {
     return std::ranges::any_of(held->sources,
                                [&](const auto& source) { return source->part.shard.get() == &shard; });
@@ -54,17 +54,17 @@ bool CheckpointSession::holds(const Shard& shard) const {
 }
 
 bool CheckpointSession::ended() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return ended_;
 }
 
 bool CheckpointSession::closed() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return ended_ && tables_.empty();
 }
 
 std::string CheckpointSession::set_request(std::string_view text) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   request_.text = text;
   ++request_.times;
   moved_.notify_all();
@@ -72,7 +72,7 @@ std::string CheckpointSession::set_request(std::string_view text) {
 }
 
 bool CheckpointSession::end(const std::optional<std::string>& base) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (ended_) {
     return false;
   }
@@ -99,13 +99,16 @@ void CheckpointSession::close_if_idle() noexcept {
 
 CheckpointSession::Request CheckpointSession::wait_request(std::uint64_t times,
                                                            std::chrono::milliseconds most) const {
-  std::unique_lock lock(mutex_);
-  moved_.wait_for(lock, most, [&] { return ended_ || request_.times > times; });
+  const auto end = std::chrono::steady_clock::now() + most;
+  const MutexLock lock(mutex_);
+  while (!ended_ && request_.times <= times && std::chrono::steady_clock::now() < end) {
+    moved_.wait_until(mutex_, end);
+  }
   return request_;
 }
 
 void CheckpointSession::set_status(std::string text) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   status_ = std::move(text);
 }
 
@@ -113,7 +116,7 @@ template <class Work>
 auto CheckpointSession::with(std::size_t table, bool loads, const Work& work) {
   Table* held = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const std::string what = loads_ ? "load" : "save";
     SHOAL_CHECK(!ended_, "this " + what + " has ended");
     SHOAL_CHECK(loads == loads_, "this session is a " + what + ": nothing is " +
@@ -126,7 +129,7 @@ auto CheckpointSession::with(std::size_t table, bool loads, const Work& work) {
   struct Working {
     CheckpointSession& save;
     ~Working() {
-      const std::lock_guard lock(save.mutex_);
+      const MutexLock lock(save.mutex_);
       --save.working_;
       save.close_if_idle();
     }

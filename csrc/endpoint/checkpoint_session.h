@@ -19,11 +19,9 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,6 +29,7 @@
 #include <vector>
 
 #include "base/mix.h"
+#include "base/mutex.h"
 #include "shard/shard.h"
 #include "shard/snapshot.h"
 
@@ -110,21 +109,21 @@ class CheckpointSession {
   // Calls work(table), during which the table stays in the session.
   template <class Work>
   auto with(std::size_t table, bool loads, const Work& work);
-  void close_if_idle() noexcept;  // the mutex must be held
+  void close_if_idle() noexcept REQUIRES(mutex_);
 
   const Name name_;
   const bool loads_;
   std::vector<std::size_t> slots_;
   std::vector<std::uint64_t> summaries_;
 
-  mutable std::mutex mutex_;  // guards the rest
-  mutable std::condition_variable moved_;
-  std::vector<std::unique_ptr<Table>> tables_;
-  std::size_t working_ = 0;
-  bool ended_ = false;
-  std::optional<std::string> base_;
-  Request request_;
-  std::string status_;
+  mutable Mutex mutex_;
+  mutable CondVar moved_;
+  std::vector<std::unique_ptr<Table>> tables_ GUARDED_BY(mutex_);
+  std::size_t working_ GUARDED_BY(mutex_) = 0;
+  bool ended_ GUARDED_BY(mutex_) = false;
+  std::optional<std::string> base_ GUARDED_BY(mutex_);
+  Request request_ GUARDED_BY(mutex_);
+  std::string status_ GUARDED_BY(mutex_);
 };
 
 }  // namespace shoal

@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <limits>
-#include <mutex>
 #include <string_view>
 
 #include "base/check.h"
+#include "base/mutex.h"
 #include "transport/outgoing_message.h"
 #include "wire/times.h"
 
@@ -87,20 +86,23 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, Endpoint& service, LoopOptions
   SHOAL_CHECK(options_.heartbeat_ms <= 0 || options_.dead_after_ms > options_.heartbeat_ms,
               "dead_after_ms must exceed heartbeat_ms");
   service_.set_clock(&steady_now_ns);
-  std::mutex mutex;
-  std::condition_variable opened_changed;
+  Mutex mutex;
+  CondVar opened_changed;
   std::optional<std::string> failure;  // empty: it serves
   thread_ = std::make_unique<Thread>([&, this] {
     serve([&](std::string reason) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       failure = std::move(reason);
       opened_changed.notify_one();
     });
   });
-  std::unique_lock lock(mutex);
-  opened_changed.wait(lock, [&] { return failure.has_value(); });
+  {
+    const MutexLock lock(mutex);
+    while (!failure) {
+      opened_changed.wait(mutex);
+    }
+  }
   if (!failure->empty()) {
-    lock.unlock();
     stop();
     throw TransportError(*failure);
   }

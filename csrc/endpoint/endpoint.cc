@@ -98,28 +98,29 @@ Endpoint::Endpoint(Slots slots, const std::vector<SlotRange>& arcs, const Servic
         service_.finish_scan(scan);
         wake();
       }) {
-  service_.set_save_filter([this] { return admit_save(); });
+  service_.set_save_filter([this] {
+    mutex_.assert_held();
+    return admit_save();
+  });
   service_.set_scans(&scans_);
 }
 
 // --- turns ------------------------------------------------------------------------------------------------------
 
-Endpoint::Turn::~Turn() {
-  if (endpoint_.service_.has_session()) {
-    endpoint_.session_begun_.notify_one();
+void Endpoint::end_turn() const {
+  if (service_.has_session()) {
+    session_begun_.notify_one();
   }
-  do {
-    lock_.unlock();
-    // A question that was asked before this is seen; a later one finds the mutex free, or who has it.
-    if (!endpoint_.has_questions_.load() || !lock_.try_lock()) {
-      return;
-    }
-    endpoint_.answer_questions();
-  } while (true);
+  mutex_.unlock();
+  // A question that was asked before this is seen; a later one finds the mutex free, or who has it.
+  while (has_questions_.load() && mutex_.try_lock()) {
+    answer_questions();
+    mutex_.unlock();
+  }
 }
 
 void Endpoint::answer_questions() const noexcept {
-  const std::lock_guard lock(questions_mutex_);
+  const MutexLock lock(questions_mutex_);
   for (Question* const question : questions_) {
     try {
       if (!question->is_answered) {
@@ -222,12 +223,16 @@ std::vector<std::vector<std::byte>> Endpoint::save_arc(const SlotRange& range) c
 }
 
 std::shared_ptr<CheckpointSession> Endpoint::next_session(std::optional<std::chrono::milliseconds> most) {
-  Turn turn(*this);
-  const auto has_some = [&] { return service_.has_closed_saves() || service_.has_session(); };
-  if (!most) {
-    session_begun_.wait(turn.lock(), has_some);
-  } else if (most->count() != 0) {  // else to wait would cost as much as the calls between
-    session_begun_.wait_for(turn.lock(), *most, has_some);
+  const Turn turn(*this);
+  const auto end = std::chrono::steady_clock::now() + most.value_or(std::chrono::milliseconds(0));
+  while (!service_.has_closed_saves() && !service_.has_session()) {
+    if (!most) {
+      session_begun_.wait(mutex_);
+    } else if (std::chrono::steady_clock::now() < end) {
+      session_begun_.wait_until(mutex_, end);
+    } else {
+      break;
+    }
   }
   return service_.take_session();
 }
@@ -272,6 +277,7 @@ void Endpoint::append_request(std::span<const wire::Frame> frames, std::span<con
   const bool is_tick = header.op == Op::kTick;
   // A call without keys concerns every arc; its arcs are those that were reached.
   log_.append(std::move(record), changed, [&](const ReplicationLog::Stream& stream) {
+    mutex_.assert_held();
     return is_tick && !stream.copy ? service_.applied_sum(stream.in_sync) + 1 : 0U;
   });
 }
@@ -478,6 +484,7 @@ bool Endpoint::committed(std::uint64_t position) const {
 bool Endpoint::retired() const {
   const Turn turn(*this);
   return std::ranges::all_of(released_, [&](const auto& one) {
+    mutex_.assert_held();
     const auto found = log_.streams().find(one.first);
     return found == log_.streams().end() || found->second.acknowledged >= one.second;
   });
@@ -493,6 +500,13 @@ ServiceMetrics Endpoint::metrics() const {
 ReplicationStatus Endpoint::replication() const {
   const Turn turn(*this);
   return status();
+}
+
+std::optional<ReplicationStatus> Endpoint::replication(std::chrono::milliseconds patience) const {
+  return answer_to(patience, [&] {
+    mutex_.assert_held();
+    return status();
+  });
 }
 
 ReplicationStatus Endpoint::status() const {

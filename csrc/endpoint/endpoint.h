@@ -21,14 +21,12 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -37,6 +35,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "endpoint/held_replies.h"
 #include "endpoint/reply_queue.h"
 #include "endpoint/scans.h"
@@ -135,16 +134,19 @@ class Endpoint {
 
   // --- figures ------------------------------------------------------------------------------------------------------
 
-  // The result of ask(service, replication), where replication() is a ReplicationStatus. Nothing if the endpoint is executing a request
-  // for so long: heartbeats do not wait for a function of all rows.
+  // What ask(service) returns. Nothing if the endpoint is executing a request for so long: heartbeats do not wait for a function of
+  // all rows.
   template <class Ask>
-  auto within(std::chrono::milliseconds patience, const Ask& ask) const
-      -> std::optional<decltype(ask(std::declval<const Endpoint&>()))>;
+  auto within(std::chrono::milliseconds patience, const Ask& ask) const {
+    return answer_to(patience, [&] {
+      mutex_.assert_held();
+      return ask(service_);
+    });
+  }
   ServiceMetrics metrics() const;
   ReplicationStatus replication() const;
-  // Of what within() asks, with the mutex held.
-  const Service& service() const noexcept { return service_; }
-  ReplicationStatus status() const;
+  // As within().
+  std::optional<ReplicationStatus> replication(std::chrono::milliseconds patience) const;
 
   // --- replication: any thread --------------------------------------------------------------------------------------
 
@@ -209,110 +211,120 @@ class Endpoint {
 
   void add_table(const AddTable& order);
   // Appends an order that was executed, and what it has released.
-  void log(const Order& order);
-  void append_order(const Order& order, std::optional<StreamId> stream = {});
+  void log(const Order& order) REQUIRES(mutex_);
+  void append_order(const Order& order, std::optional<StreamId> stream = {}) REQUIRES(mutex_);
   void append_request(std::span<const wire::Frame> frames, std::span<const SharedFrame> shared,
                       const ChangedArcs& changed, wire::Status status,
-                      std::span<const std::uint64_t> key_list);
-  void append_released();
+                      std::span<const std::uint64_t> key_list) REQUIRES(mutex_);
+  void append_released() REQUIRES(mutex_);
   void serve_logged(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
-                    MultipartMessage* received, std::uint64_t received_ns) noexcept;
-  void receive_record(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
+                    MultipartMessage* received, std::uint64_t received_ns) noexcept REQUIRES(mutex_);
+  void receive_record(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept
+      REQUIRES(mutex_);
   // Whether replies may leave; else holds those from number `first` on, or drops them if there is no memory.
-  void gate(ReplyQueue& out, std::size_t first) noexcept;
-  void release_held(ReplyQueue& out) noexcept;
-  Follower* find_follower(StreamId stream) noexcept;
-  const Follower& follower_of(StreamId stream) const;
+  void gate(ReplyQueue& out, std::size_t first) noexcept REQUIRES(mutex_);
+  void release_held(ReplyQueue& out) noexcept REQUIRES(mutex_);
+  Follower* find_follower(StreamId stream) noexcept REQUIRES(mutex_);
+  const Follower& follower_of(StreamId stream) const REQUIRES(mutex_);
   // assign.cc
-  void check(const Assignment& assignment) const;
+  void check(const Assignment& assignment) const REQUIRES(mutex_);
   // Moves the newest of the arcs which are wanted elsewhere from the followers to moving_, and drops the followers that are not listed.
   // If it throws, nothing has changed.
-  void take_from_followers(const Assignment& assignment, std::vector<std::unique_ptr<Follower>>& dropped);
-  void update_streams(const Assignment& assignment, std::span<const Handover> handovers);
+  void take_from_followers(const Assignment& assignment, std::vector<std::unique_ptr<Follower>>& dropped)
+      REQUIRES(mutex_);
+  void update_streams(const Assignment& assignment, std::span<const Handover> handovers) REQUIRES(mutex_);
   void update_stream(ReplicationLog::Stream& stream, const Assignment::Outgoing& wanted,
-                     const Assignment& assignment, std::span<const Handover> handovers);
+                     const Assignment& assignment, std::span<const Handover> handovers) REQUIRES(mutex_);
   void append_catch_up(StreamId stream, std::uint32_t epoch, std::span<const SlotRange> joining,
-                       const Handover& handover);
+                       const Handover& handover) REQUIRES(mutex_);
   // What the backup has of the stream's copy is dropped; it begins again.
-  void abort_copy(ReplicationLog::Stream& stream);
+  void abort_copy(ReplicationLog::Stream& stream) REQUIRES(mutex_);
   // Whether a save may begin, which cancels the copies in progress; not if another save has already delayed one of them.
-  bool admit_save() noexcept;
+  bool admit_save() noexcept REQUIRES(mutex_);
   // Begins and continues copies, as far as the rate and the acknowledgements allow. Takes pieces if it is time or `is_idle`; returns
   // their bytes.
-  std::size_t copy_arcs(bool is_idle = false) noexcept;
-  void wake();
+  std::size_t copy_arcs(bool is_idle = false) noexcept REQUIRES(mutex_);
+  ReplicationStatus status() const REQUIRES(mutex_);
+  void wake() REQUIRES(mutex_);
   // A call of within() that found the mutex taken: who has it answers when it lets it go.
   struct Question {
     std::function<void()> ask;
     bool is_answered = false;
-    std::condition_variable answered{};
+    CondVar answered{};
   };
   // Holds the mutex. At its end, questions are answered, and who waits for a session is told of one that has begun.
-  class Turn {
+  class SCOPED_CAPABILITY Turn {
    public:
-    explicit Turn(const Endpoint& endpoint) : endpoint_(endpoint), lock_(endpoint.mutex_) {}
-    ~Turn();
+    explicit Turn(const Endpoint& endpoint) ACQUIRE(endpoint.mutex_) : endpoint_(endpoint) {
+      endpoint.mutex_.lock();
+    }
+    ~Turn() RELEASE() { endpoint_.end_turn(); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
-    std::unique_lock<std::mutex>& lock() noexcept { return lock_; }
 
    private:
     const Endpoint& endpoint_;
-    std::unique_lock<std::mutex> lock_;
   };
-  void answer_questions() const noexcept;
+  void end_turn() const RELEASE(mutex_);
+  void answer_questions() const noexcept REQUIRES(mutex_);
+  // The result of ask(), which is called with the mutex held, by this thread or another one.
+  template <class Ask>
+  auto answer_to(std::chrono::milliseconds patience, const Ask& ask) const -> std::optional<decltype(ask())>;
 
-  mutable std::mutex questions_mutex_;  // taken after mutex_
-  mutable std::list<Question*> questions_;
+  mutable Mutex questions_mutex_;  // taken after mutex_
+  mutable std::list<Question*> questions_ GUARDED_BY(questions_mutex_);
   mutable std::atomic<bool> has_questions_{false};
 
-  mutable std::mutex mutex_;
-  mutable std::condition_variable session_begun_;
-  std::function<void()> waker_;
+  mutable Mutex mutex_;
+  mutable CondVar session_begun_;
+  std::function<void()> waker_ GUARDED_BY(mutex_);
   const Slots slots_;
   const ServiceLimits limits_;
-  Service service_;
-  ReplicationLog log_;
-  HeldReplies held_;
-  std::uint32_t assigned_ = 0;  // epoch of the last assignment
-  std::vector<std::unique_ptr<Follower>> followers_;
-  Moving moving_;
-  std::set<StreamId> fenced_;                   // incoming streams that were closed
-  std::map<StreamId, std::uint64_t> released_;  // sequence of the last RELEASE of arcs that left the Service
-  std::uint64_t copy_rate_ = 0;                 // bytes per second; 0: no limit
-  double copy_allowed_ = 0;                     // bytes that may be appended now
-  Milliseconds copied_ = 0;                     // when copy_allowed_ was computed
-  Milliseconds take_at_ = 0;                    // when pieces of copies are taken next
-  Milliseconds copy_due_ = ReplicationLog::kNever;
+  Service service_ GUARDED_BY(mutex_);
+  ReplicationLog log_ GUARDED_BY(mutex_);
+  HeldReplies held_ GUARDED_BY(mutex_);
+  std::uint32_t assigned_ GUARDED_BY(mutex_) = 0;  // epoch of the last assignment
+  std::vector<std::unique_ptr<Follower>> followers_ GUARDED_BY(mutex_);
+  Moving moving_ GUARDED_BY(mutex_);
+  std::set<StreamId> fenced_ GUARDED_BY(mutex_);  // incoming streams that were closed
+  std::map<StreamId, std::uint64_t> released_
+      GUARDED_BY(mutex_);  // sequence of the last RELEASE of arcs that left the Service
+  std::uint64_t copy_rate_ GUARDED_BY(mutex_) = 0;  // bytes per second; 0: no limit
+  double copy_allowed_ GUARDED_BY(mutex_) = 0;      // bytes that may be appended now
+  Milliseconds copied_ GUARDED_BY(mutex_) = 0;      // when copy_allowed_ was computed
+  Milliseconds take_at_ GUARDED_BY(mutex_) = 0;     // when pieces of copies are taken next
+  Milliseconds copy_due_ GUARDED_BY(mutex_) = ReplicationLog::kNever;
   std::atomic<std::uint64_t> targets_version_{0};
-  wire::Decoded decoded_;  // the current REPLICATE, or its reply
-  Scans scans_;            // last: its thread uses all others
+  wire::Decoded decoded_ GUARDED_BY(mutex_);  // the current REPLICATE, or its reply
+  Scans scans_;                               // last: its thread uses all others
 };
 
 template <class Ask>
-auto Endpoint::within(std::chrono::milliseconds patience, const Ask& ask) const
-    -> std::optional<decltype(ask(std::declval<const Endpoint&>()))> {
-  std::optional<decltype(ask(*this))> result;
+auto Endpoint::answer_to(std::chrono::milliseconds patience, const Ask& ask) const
+    -> std::optional<decltype(ask())> {
+  std::optional<decltype(ask())> result;
   const auto try_now = [&] {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock()) {
-      result = ask(*this);
+    if (!mutex_.try_lock()) {
+      return false;
     }
-    return lock.owns_lock();
+    const MutexLock lock(mutex_, std::adopt_lock);
+    result = ask();
+    return true;
   };
   if (try_now()) {
     return result;
   }
-  Question question{.ask = [&] { result = ask(*this); }};
+  Question question{.ask = [&] { result = ask(); }};
   {
-    const std::lock_guard lock(questions_mutex_);
+    const MutexLock lock(questions_mutex_);
     questions_.push_back(&question);
     has_questions_.store(true);
   }
   const bool is_free = try_now();  // who had the mutex may not have seen the question
-  std::unique_lock lock(questions_mutex_);
-  if (!is_free) {
-    question.answered.wait_for(lock, patience, [&] { return question.is_answered; });
+  const auto end = std::chrono::steady_clock::now() + patience;
+  const MutexLock lock(questions_mutex_);
+  while (!is_free && !question.is_answered && std::chrono::steady_clock::now() < end) {
+    question.answered.wait_until(questions_mutex_, end);
   }
   questions_.remove(&question);
   return result;

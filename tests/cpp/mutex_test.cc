@@ -11,9 +11,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-template <class AnyMutex>
 int count_with_threads() {
-  AnyMutex mutex;
+  Mutex mutex;
   int count = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -33,8 +32,7 @@ int count_with_threads() {
 }  // namespace
 
 TEST(threads_that_hold_a_mutex_exclude_each_other) {
-  CHECK_EQ(count_with_threads<Mutex>(), 4000);
-  CHECK_EQ(count_with_threads<TimedMutex>(), 4000);
+  CHECK_EQ(count_with_threads(), 4000);
 }
 
 TEST(a_mutex_that_is_held_cannot_be_locked_at_once) {
@@ -46,35 +44,6 @@ TEST(a_mutex_that_is_held_cannot_be_locked_at_once) {
   }
   CHECK(mutex.try_lock());
   mutex.unlock();
-}
-
-TEST(a_timed_mutex_that_is_held_is_waited_for_until_the_deadline) {
-  TimedMutex mutex;
-  mutex.lock();
-  const auto begin = std::chrono::steady_clock::now();
-  CHECK(!mutex.try_lock_for(20ms));
-  CHECK(std::chrono::steady_clock::now() - begin >= 20ms);
-  mutex.unlock();
-  CHECK(mutex.try_lock_for(0ms));
-  mutex.unlock();
-}
-
-TEST(a_thread_that_waits_for_a_timed_mutex_gets_it_when_it_is_unlocked) {
-  TimedMutex mutex;
-  mutex.lock();
-  int value = 0;
-  bool has_locked = false;
-  std::thread waiting([&] {
-    has_locked = mutex.try_lock_for(60s);
-    ++value;
-    mutex.unlock();
-  });
-  std::this_thread::sleep_for(5ms);
-  value = 1;
-  mutex.unlock();
-  waiting.join();
-  CHECK(has_locked);
-  CHECK_EQ(value, 2);
 }
 
 TEST(a_thread_that_waits_for_a_condition_releases_the_mutex) {

@@ -225,7 +225,7 @@ TEST(who_asks_for_figures_does_not_wait_for_a_long_request) {
   Endpoint service(Slots(kSlots), kArcs);
   prepare(service);
   const auto ask = [&](std::chrono::milliseconds patience) {
-    return service.within(patience, [](const Endpoint& asked) { return asked.service().arc_loads().size(); });
+    return service.within(patience, [](const Service& asked) { return asked.arc_loads().size(); });
   };
   CHECK_EQ(ask(1ms).value(), kArcs.size());
   bool busy = false;
@@ -329,7 +329,7 @@ TEST(a_primary_and_its_backup_in_threads_of_their_own_are_equal_after_cuts_and_a
     primary.cut();  // loses acknowledgements
     call(kCalls / 4);
     CHECK(primary.service.within(
-        1s, [](const Endpoint& asked) { return asked.service().arc_loads(); }));  // as heartbeats do
+        1s, [](const Service& asked) { return asked.arc_loads(); }));  // as heartbeats do
   }
   eventually([&] { return primary.service.committed(primary.service.position()); });
   CHECK_EQ(primary.service.replication().streams.at(0).fault, std::string());
