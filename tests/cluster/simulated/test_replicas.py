@@ -138,9 +138,18 @@ def test_a_sweep_counts_its_runs_and_faults(capsys):
 
 def test_a_sweep_names_the_scenario_and_the_seed_of_a_failure(monkeypatch):
     monkeypatch.setattr("sim.sweep.find_violations", lambda cluster: ["wrong"] if cluster.seed == 7 else [])
-    runs, faults, failures = run_some(("kill/asp/calm", range(6, 8)))
-    assert (runs, faults.total()) == (2, 2)
+    traces, faults, failures = run_some(("kill/asp/calm", range(6, 8)))
+    assert (len(traces), faults.total()) == (2, 2)
     assert failures == [("kill/asp/calm", 7, ("kill",), ["wrong"])]
+
+
+def test_a_run_has_the_same_trace_each_time_and_other_seeds_have_others(capsys, tmp_path):
+    files = [tmp_path / "first", tmp_path / "second"]
+    for file in files:
+        assert main(["--seeds", "2", "--scenario", "kill/asp/calm", "--traces", str(file)]) == 0
+    first, second = (file.read_text() for file in files)
+    assert first == second
+    assert len({line.partition(" ")[2].split(" ", 1)[1] for line in first.splitlines()}) == 2
 
 
 def test_a_sweep_of_no_scenario_is_refused(capsys):
