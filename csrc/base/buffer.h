@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "base/memory.h"
+#include "base/units.h"
 
 namespace shoal {
 
@@ -26,7 +27,7 @@ template <class T>
 class Buffer {
  public:
   static_assert(std::is_trivially_default_constructible_v<T> && std::is_trivially_destructible_v<T>);
-  static constexpr std::size_t kMapped = std::size_t{32} << 20U;  // glibc's greatest threshold
+  static constexpr std::size_t kMapped = 32 * MiB;  // glibc's greatest threshold
 
   Buffer() = default;
   explicit Buffer(std::size_t size) : size_(size) {

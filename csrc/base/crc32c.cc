@@ -12,6 +12,7 @@
 #endif
 
 #include "base/unaligned.h"
+#include "base/units.h"
 
 namespace shoal {
 
@@ -232,7 +233,7 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) noe
 
 std::uint32_t crc32c_copy(std::span<const std::byte> from, std::span<std::byte> to,
                           std::uint32_t before) noexcept {
-  constexpr std::size_t kBlock = std::size_t{16} << 10U;  // is still in the L1 cache when it is copied
+  constexpr std::size_t kBlock = 16 * KiB;  // is still in the L1 cache when it is copied
   for (std::size_t at = 0; at < from.size(); at += kBlock) {
     const auto block = from.subspan(at, std::min(kBlock, from.size() - at));
     before = crc32c(block, before);

@@ -1,4 +1,5 @@
 #include "base/memory.h"
+#include "base/units.h"
 
 #include <sys/mman.h>
 
@@ -151,7 +152,7 @@ std::size_t Region::rounded(std::size_t bytes) noexcept {
 // addresses in advance; addresses that are not written take no memory. One page more than a power of two: many regions
 // that began at multiples of one would share few sets of the TLB.
 std::size_t Region::room_for(std::size_t bytes) noexcept {
-  constexpr std::size_t kLeast = std::size_t{128} << 10U;
+  constexpr std::size_t kLeast = 128 * KiB;
   return bytes < kMapped || bytes > kRoomy ? bytes : std::max(std::bit_ceil(bytes), kLeast) + kPage;
 }
 

@@ -21,6 +21,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "base/units.h"
+
 namespace shoal {
 
 inline constexpr std::size_t kCacheLine = 64;
@@ -33,7 +35,7 @@ void trim_heap() noexcept;
 // no memory. Threads: none of its own.
 class HugeBlock {
  public:
-  static constexpr std::size_t kBytes = std::size_t{2} << 20U;
+  static constexpr std::size_t kBytes = 2 * MiB;
 
   HugeBlock();
   ~HugeBlock();
@@ -66,9 +68,9 @@ class FileMapping {
 
 class Region {
  public:
-  static constexpr std::size_t kMapped = std::size_t{16} << 10U;
-  static constexpr std::size_t kRoomy = std::size_t{512}
-                                        << 10U;  // at most, or a huge page would fill the reserved addresses
+  static constexpr std::size_t kMapped = 16 * KiB;
+  static constexpr std::size_t kRoomy =
+      512 * KiB;  // at most, or a huge page would fill the reserved addresses
 
   Region() = default;
   explicit Region(std::size_t bytes) { resize(bytes); }

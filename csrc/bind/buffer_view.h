@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <span>
 
+#include "base/units.h"
 #include "wire/wire.h"
 
 namespace shoal::bind {
@@ -14,7 +15,7 @@ namespace shoal::bind {
 namespace py = pybind11;
 
 // For messages of at least this size the GIL is released; for smaller ones releasing it costs more than the work.
-inline constexpr std::size_t kMinUnlockedBytes = std::size_t{64} << 10U;
+inline constexpr std::size_t kMinUnlockedBytes = 64 * KiB;
 
 // A view of bytes, an array or a zmq.Frame: any contiguous buffer.
 class BufferView {

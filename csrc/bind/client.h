@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "base/mutex.h"
+#include "base/units.h"
 #include "bind/calls.h"
 #include "bind/without_gil.h"
 #include "client/client.h"
@@ -111,7 +112,7 @@ class ClientBinding {
   // may run Python meanwhile.
   template <class Work>
   static auto unlocked(std::uint64_t bytes, const Work& work) {
-    constexpr std::uint64_t kMinUnlocked = std::uint64_t{64} << 10U;
+    constexpr std::uint64_t kMinUnlocked = 64 * KiB;
     if (bytes < kMinUnlocked) {
       return work();
     }

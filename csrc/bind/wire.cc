@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/units.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "bind/buffer_view.h"
@@ -435,7 +436,7 @@ void add_messages(py::module_& module) {
       });
   module.def("encode_header", &encode_header, py::kw_only(), py::arg("payload") = py::tuple());
   module.def("decode", &decode, py::arg("frames"), py::kw_only(), py::arg("replies") = true,
-             py::arg("payload_bytes") = std::uint64_t{1} << 30U, py::arg("into") = py::none());
+             py::arg("payload_bytes") = GiB, py::arg("into") = py::none());
   module.def("peek", &peek, py::arg("frames"));
 }
 

@@ -26,6 +26,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/units.h"
 #include "client/filter.h"
 #include "client/slot_map.h"
 #include "client/timers.h"
@@ -48,11 +49,11 @@ struct Policy {
   Seconds deferred_after = 5.0;  // as `resend_after`, for a part that the server has deferred
   Seconds pause = 0.02;          // after "not now", growing by `backoff`,
   Seconds longest_pause = 1.0;   // but no longer than this
-  std::uint64_t credit = std::uint64_t{64} << 20U;  // bytes in flight to one endpoint
+  std::uint64_t credit = 64 * MiB;  // bytes in flight to one endpoint
   // Payload of one message, request or answer. Larger parts are cut, so that both sides compute on some while others are
   // transferred.
-  std::uint64_t message_bytes = std::uint64_t{1} << 20U;
-  std::uint64_t largest_message = std::uint64_t{64} << 20U;  // bytes that a server accepts
+  std::uint64_t message_bytes = MiB;
+  std::uint64_t largest_message = 64 * MiB;  // bytes that a server accepts
 };
 
 // The numbers by which servers know a worker.

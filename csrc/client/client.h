@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/units.h"
 #include "client/cached_rows.h"
 #include "client/requests.h"
 #include "transport/multipart_message.h"
@@ -93,8 +94,7 @@ class Client final : private Submitter {
   static constexpr Seconds kGrace = 0.02;
   static constexpr Seconds kTickSeconds =
       0.001;  // that a tick may take for the round trip of the pushes before it
-  static constexpr std::uint64_t kMaxPendingBytes = std::uint64_t{256}
-                                                    << 20U;  // of arrays; who submits more waits
+  static constexpr std::uint64_t kMaxPendingBytes = 256 * MiB;  // of arrays; who submits more waits
   static constexpr std::size_t kMaxPendingCalls = 1024;
 
   // `context`: a libzmq context, which outlives the client.

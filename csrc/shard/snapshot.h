@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/units.h"
 #include "shard/shard.h"
 
 namespace shoal {
@@ -41,8 +42,8 @@ struct SnapshotLostError : std::runtime_error {
 
 class Snapshot {
  public:
-  static constexpr std::size_t kMin = std::size_t{64} << 20U;  // bytes kept before changes wait, or
-  static constexpr std::size_t kShare = 16;                    // that part of the table, if it is more
+  static constexpr std::size_t kMin = 64 * MiB;  // bytes kept before changes wait, or
+  static constexpr std::size_t kShare = 16;      // that part of the table, if it is more
   static constexpr std::size_t kHopeless = 4;
   static constexpr std::chrono::milliseconds kPatience{50};
   static constexpr std::size_t kFew = 4;  // where less than one range in so many has changed, rows are picked

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/units.h"
 #include "shard/shard.h"
 #include "shard/workspace.h"
 
@@ -16,7 +17,7 @@ namespace shoal {
 namespace {
 
 constexpr std::uint64_t kApplySeed = 0x6170706c79ULL;  // separates its rounding noise from that of pushes
-constexpr std::size_t kMaxWords = (std::size_t{64} << 20U) / sizeof(double);  // of all results
+constexpr std::size_t kMaxWords = 64 * MiB / sizeof(double);  // of all results
 
 std::atomic<RowsFunction> rows_function{nullptr};
 

@@ -27,6 +27,7 @@
 #include "base/memory.h"
 #include "base/mutex.h"
 #include "base/threads.h"
+#include "base/units.h"
 #include "tier/read_queue.h"
 
 namespace shoal {
@@ -34,9 +35,9 @@ namespace shoal {
 class PageFile {
  public:
   static constexpr std::size_t kPage = 4096;
-  static constexpr std::size_t kChunkBytes = std::size_t{64} << 10U;
-  static constexpr std::size_t kBufferBytes = std::size_t{4} << 20U;
-  static constexpr std::size_t kExtendBytes = std::size_t{1} << 20U;  // by which the file grows
+  static constexpr std::size_t kChunkBytes = 64 * KiB;
+  static constexpr std::size_t kBufferBytes = 4 * MiB;
+  static constexpr std::size_t kExtendBytes = MiB;  // by which the file grows
 
   // `page_bytes` is a multiple of kPage. Throws TierStorageError.
   PageFile(const std::string& directory, std::size_t page_bytes,

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/units.h"
 #include "tier/storage_error.h"
 
 namespace shoal {
@@ -213,7 +214,7 @@ void RunReader::load_page() {
 void RunReader::fill() {
   first_ = last_;
   last_ = std::min(run_.pages(), first_ + memory_.pages());
-  constexpr std::size_t kReadBytes = std::size_t{256} << 10U;
+  constexpr std::size_t kReadBytes = 256 * KiB;
   const std::size_t page_bytes = run_.shape_.page_bytes;
   std::vector<ReadQueue::Read> reads;
   std::vector<std::size_t> firsts;  // pages

@@ -21,6 +21,8 @@
 #include <span>
 #include <utility>
 
+#include "base/units.h"
+
 namespace shoal {
 
 class BufferPool;
@@ -64,7 +66,7 @@ class PooledBuffer {
 
 class BufferPool {
  public:
-  explicit BufferPool(std::size_t max_idle_bytes = std::size_t{64} << 20U);
+  explicit BufferPool(std::size_t max_idle_bytes = 64 * MiB);
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;

@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 
+#include "base/units.h"
 #include "transport/multipart_message.h"
 #include "transport/shared_frame.h"
 #include "transport/socket.h"
@@ -37,7 +38,7 @@ struct DealerOptions {
 
 class Dealer {
  public:
-  static constexpr std::size_t kMinSharedBytes = std::size_t{16} << 10U;
+  static constexpr std::size_t kMinSharedBytes = 16 * KiB;
 
   // Connects, without waiting. Throws TransportError if there is no socket, or the address is none.
   Dealer(const Zmq& zmq, void* context, const std::string& address, const DealerOptions& options);

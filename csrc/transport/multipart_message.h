@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "base/units.h"
 #include "transport/zmq.h"
 #include "wire/wire.h"
 
@@ -57,7 +58,7 @@ class SharedMessage;
 
 class MultipartMessage {
  public:
-  static constexpr std::size_t kMinTakenBytes = std::size_t{16} << 10U;
+  static constexpr std::size_t kMinTakenBytes = 16 * KiB;
   // The peer's identity, a header, the payload frames, and one more than a message may have.
   static constexpr std::size_t kMaxFrames = 1 + 1 + wire::kMaxFrames + 1;
   enum class Result { kMessage, kNone, kClosed };

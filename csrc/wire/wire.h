@@ -26,6 +26,7 @@
 #include <string_view>
 
 #include "base/buffer.h"
+#include "base/units.h"
 
 namespace shoal::wire {
 
@@ -184,7 +185,7 @@ struct Fault {
 };
 
 struct Limits {
-  std::uint64_t payload_bytes = std::uint64_t{64} << 20U;
+  std::uint64_t payload_bytes = 64 * MiB;
   bool replies = false;  // a server takes requests, a client replies
 };
 
