@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "measure.h"
 #include "endpoint/hot_keys.h"
+#include "measure.h"
 
 namespace shoal {
 namespace {

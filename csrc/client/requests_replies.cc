@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/units.h"
 #include "client/call_errors.h"
 #include "client/encoding.h"
 #include "client/requests.h"
@@ -13,11 +14,9 @@ namespace shoal::client {
 
 namespace {
 
-constexpr std::string_view kOtherVersion =
-    "version ";  // begins the fault of a whole header of another version of the wire format
 constexpr std::uint32_t kMaxBadRequests =
     4;  // a refusal as bad may be due to damage on the way: the request is sent again as often
-constexpr std::uint64_t kMaxReplyBytes = std::uint64_t{1} << 30U;
+constexpr std::uint64_t kMaxReplyBytes = GiB;
 
 bool is_refused_for_now(wire::Status status) noexcept {
   return status == wire::Status::kRetry || status == wire::Status::kOverloaded ||
@@ -40,7 +39,7 @@ bool Requests::receive(const std::string& address, std::span<const wire::Frame> 
       wire::decode(frames, limits, decoded_, part == nullptr ? std::span<std::byte>() : answer_room(*part));
   if (fault) {
     ++counts_.garbled;
-    if (part == nullptr || !fault.message().starts_with(kOtherVersion)) {
+    if (part == nullptr || fault.status != wire::Status::kWrongVersion) {
       return false;
     }
     settle(shared(*part->call), now, wrong_answer(*part, fault.message()));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/units.h"
 #include "endpoint/endpoint.h"
 
 namespace shoal {
@@ -244,7 +245,7 @@ void Endpoint::update_streams(const Assignment& assignment, std::span<const Hand
 
 void Endpoint::append_catch_up(StreamId stream, std::uint32_t epoch, std::span<const SlotRange> joining,
                                const Handover& handover) {
-  constexpr std::size_t kBytes = std::size_t{1} << 20U;
+  constexpr std::size_t kBytes = MiB;
   Handover part = handover.part(joining);
   if (part.arcs.empty()) {
     return;
@@ -347,7 +348,7 @@ std::size_t Endpoint::copy_arcs(bool is_idle) noexcept {
   constexpr double kBurstSeconds = 0.05;
   constexpr Milliseconds kPauseMs = 5;
   // While requests come, pieces are taken for about half of the time, and requests wait for one of these, or for one slot.
-  constexpr std::size_t kTakeBytes = std::size_t{512} << 10U;
+  constexpr std::size_t kTakeBytes = 512 * KiB;
   constexpr Milliseconds kTakeMs = 2;
   copy_due_ = ReplicationLog::kNever;
   const Milliseconds now = log_.now();

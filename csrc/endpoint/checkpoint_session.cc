@@ -98,8 +98,8 @@ void CheckpointSession::close_if_idle() noexcept {
 }
 
 CheckpointSession::Request CheckpointSession::wait_request(std::uint64_t times,
-                                                           std::chrono::milliseconds most) const {
-  const auto end = std::chrono::steady_clock::now() + most;
+                                                           std::chrono::milliseconds patience) const {
+  const auto end = std::chrono::steady_clock::now() + patience;
   const MutexLock lock(mutex_);
   while (!ended_ && request_.times <= times && std::chrono::steady_clock::now() < end) {
     moved_.wait_until(mutex_, end);

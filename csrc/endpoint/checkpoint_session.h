@@ -86,8 +86,8 @@ class CheckpointSession {
     std::uint64_t times = 0;
     std::string text;  // the last one
   };
-  // Waits until the worker has set more than `times` requests or the session has ended, for at most `most`.
-  Request wait_request(std::uint64_t times, std::chrono::milliseconds most) const;
+  // Waits until the worker has set more than `times` requests or the session has ended, for at most `patience`.
+  Request wait_request(std::uint64_t times, std::chrono::milliseconds patience) const;
   void set_status(std::string text);
   void cancel() { end(std::nullopt); }
   // SnapshotLostError, or std::invalid_argument: the session has ended or is a load, there is no such table or slot, or the

@@ -32,6 +32,7 @@
 
 #include "base/statistic.h"
 #include "base/threads.h"
+#include "base/units.h"
 #include "endpoint/duration_histograms.h"
 #include "endpoint/endpoint.h"
 #include "endpoint/reply_queue.h"
@@ -45,17 +46,16 @@
 namespace shoal {
 
 struct LoopOptions {
-  std::string address{};  // of any libzmq transport; tcp port 0 chooses a free one
-  std::size_t max_message = std::size_t{64}
-                            << 20U;  // bytes of a frame; a peer that sends more is disconnected
-  std::size_t unsent_bytes = std::size_t{1} << 30U;  // of replies
-  int replies_per_peer = 1024;                       // unsent
-  int heartbeat_ms = 2000;                           // 0: none
-  int dead_after_ms = 10000;                         // without a heartbeat
-  int linger_ms = 500;                               // for replies that are unsent at stop()
-  std::string curve_secret{};  // 40 characters of Z85; empty: no encryption and no authentication
-  std::string curve_public{};  // with a secret: its public key, for connections to backups
-  std::string zap_domain{};    // with a secret: the endpoint's name for the ZAP handler
+  std::string address{};               // of any libzmq transport; tcp port 0 chooses a free one
+  std::size_t max_message = 64 * MiB;  // bytes of a frame; a peer that sends more is disconnected
+  std::size_t unsent_bytes = GiB;      // of replies
+  int replies_per_peer = 1024;         // unsent
+  int heartbeat_ms = 2000;             // 0: none
+  int dead_after_ms = 10000;           // without a heartbeat
+  int linger_ms = 500;                 // for replies that are unsent at stop()
+  std::string curve_secret{};          // 40 characters of Z85; empty: no encryption and no authentication
+  std::string curve_public{};          // with a secret: its public key, for connections to backups
+  std::string zap_domain{};            // with a secret: the endpoint's name for the ZAP handler
 };
 
 // Counts since the start.

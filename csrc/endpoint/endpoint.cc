@@ -222,11 +222,11 @@ std::vector<std::vector<std::byte>> Endpoint::save_arc(const SlotRange& range) c
   return service_.save_arc(range);
 }
 
-std::shared_ptr<CheckpointSession> Endpoint::next_session(std::optional<std::chrono::milliseconds> most) {
+std::shared_ptr<CheckpointSession> Endpoint::next_session(std::optional<std::chrono::milliseconds> patience) {
   const Turn turn(*this);
-  const auto end = std::chrono::steady_clock::now() + most.value_or(std::chrono::milliseconds(0));
+  const auto end = std::chrono::steady_clock::now() + patience.value_or(std::chrono::milliseconds(0));
   while (!service_.has_closed_saves() && !service_.has_session()) {
-    if (!most) {
+    if (!patience) {
       session_begun_.wait(mutex_);
     } else if (std::chrono::steady_clock::now() < end) {
       session_begun_.wait_until(mutex_, end);
@@ -393,15 +393,15 @@ void Endpoint::close_incoming(std::span<const StreamId> streams) {
 
 std::map<std::size_t, std::uint64_t> Endpoint::stamps() const {
   const Turn turn(*this);
-  std::map<std::size_t, std::uint64_t> all;
+  std::map<std::size_t, std::uint64_t> stamps;
   for (const auto& follower : followers_) {
     if (follower->fault().empty()) {
       for (const auto& [range, stamp] : follower->stamps()) {
-        all[range.first] = std::max(all[range.first], stamp);
+        stamps[range.first] = std::max(stamps[range.first], stamp);
       }
     }
   }
-  return all;
+  return stamps;
 }
 
 void Endpoint::acknowledge(ReplyQueue& out) noexcept {
@@ -423,11 +423,11 @@ void Endpoint::acknowledge(ReplyQueue& out) noexcept {
 
 std::vector<StreamTarget> Endpoint::targets() const {
   const Turn turn(*this);
-  std::vector<StreamTarget> all;
+  std::vector<StreamTarget> targets;
   for (const auto& [id, stream] : log_.streams()) {
-    all.push_back({.stream = id, .address = stream.address, .server_key = stream.server_key});
+    targets.push_back({.stream = id, .address = stream.address, .server_key = stream.server_key});
   }
-  return all;
+  return targets;
 }
 
 bool Endpoint::next_message(StreamId stream, StreamMessage& message) noexcept {
@@ -467,7 +467,8 @@ void Endpoint::on_time(Milliseconds now, ReplyQueue& out) noexcept {
 
 Milliseconds Endpoint::next_time() const noexcept {
   const Turn turn(*this);
-  const bool is_behind = std::ranges::any_of(followers_, [](const auto& one) { return one->is_behind(); });
+  const bool is_behind =
+      std::ranges::any_of(followers_, [](const auto& follower) { return follower->is_behind(); });
   return is_behind ? log_.now() : std::min(log_.next_time(), copy_due_);
 }
 

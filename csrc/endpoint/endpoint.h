@@ -121,9 +121,9 @@ class Endpoint {
   // As in Service; for tests.
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const;
   std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const;
-  // Waits for the next session that begins, for at most `most`; null if there is none, or once close_sessions() was called. A
+  // Waits for the next session that begins, for at most `patience`; null if there is none, or once close_sessions() was called. A
   // session must not outlive the endpoint, which owns the shards' memory.
-  std::shared_ptr<CheckpointSession> next_session(std::optional<std::chrono::milliseconds> most = {});
+  std::shared_ptr<CheckpointSession> next_session(std::optional<std::chrono::milliseconds> patience = {});
   // Cancels all sessions, and refuses new ones.
   void close_sessions();
   std::size_t slots() const noexcept { return slots_.count(); }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/units.h"
 #include "endpoint/reads.h"
 
 namespace shoal {
@@ -20,7 +21,7 @@ using wire::Status;
 namespace {
 
 // Of an answer that is kept for its repetition.
-constexpr std::size_t kMaxKeptBytes = std::size_t{4} << 20U;
+constexpr std::size_t kMaxKeptBytes = 4 * MiB;
 constexpr std::size_t kFewRows = std::size_t{1} << 16U;  // less than a millisecond
 
 // What a function reads of one arc.

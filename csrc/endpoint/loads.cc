@@ -31,22 +31,22 @@ Outcome begin(ServiceState& state, RequestContext& request, const ServedTable& t
     return bad_request("a load names the rows of " + std::to_string(state.slots.count()) + " slots, got " +
                        std::to_string(rows.size()) + " numbers");
   }
-  std::vector<std::size_t> here(state.slots.count(), 0);
-  std::size_t most = kMaxBytes / (table.rows.bytes() + sizeof(std::uint64_t));
+  std::vector<std::size_t> rows_here(state.slots.count(), 0);
+  std::size_t rows_left = kMaxBytes / (table.rows.bytes() + sizeof(std::uint64_t));
   for (const ArcGroup::Served& served : state.arcs.served()) {
     for (std::size_t s = served.first; s < served.end; ++s) {
-      if (rows[s] > most) {
+      if (rows[s] > rows_left) {
         return bad_request("no machine has memory for " + std::to_string(rows[s]) + " rows in slot " +
                            std::to_string(s));
       }
-      most -= rows[s];
-      here[s] = rows[s];
+      rows_left -= rows[s];
+      rows_here[s] = rows[s];
     }
   }
   std::vector<std::shared_ptr<Shard>> shards;
   for (const auto& arc : state.arcs.arcs()) {
     shards.push_back(arc->make_shard(table.spec));
-    shards.back()->reserve(state.slots, here);
+    shards.back()->reserve(state.slots, rows_here);
   }
   for (std::size_t i = 0; i < shards.size(); ++i) {
     state.arcs.arcs()[i]->apply(LoadBeginOp{.write = request.write(), .shard = std::move(shards[i])});

@@ -57,11 +57,11 @@ std::variant<TableRequests, Outcome> tables_of(ServiceState& state, const Reques
     auto& table = wanted.emplace_back();
     table.kind = loads ? std::nullopt : std::optional(static_cast<Snapshot::Kind>(kind));
     for (const ArcGroup::Served& served : state.arcs.served()) {
-      const Arc::Table& here = *served.arc->find(id);
-      if (!loads && here.failed_step) {
-        return Refusal{here.failed_step->status, here.failed_step->text};
+      const Arc::Table& arc_table = *served.arc->find(id);
+      if (!loads && arc_table.failed_step) {
+        return Refusal{arc_table.failed_step->status, arc_table.failed_step->text};
       }
-      const auto& shard = loads ? here.loading : here.shard;
+      const auto& shard = loads ? arc_table.loading : arc_table.shard;
       for (const auto& other : state.saves.sessions()) {
         if (other->holds(*shard)) {
           // It has ended, but a thread still uses it: it will close soon.
@@ -188,7 +188,7 @@ bool Saves::have_ended() const noexcept {
 }
 
 void Saves::add(std::shared_ptr<CheckpointSession> session) {
-  std::erase_if(unclaimed_, [](const auto& one) { return one->ended(); });
+  std::erase_if(unclaimed_, [](const auto& earlier) { return earlier->ended(); });
   unclaimed_.reserve(unclaimed_.size() + 1);
   sessions_.push_back(session);
   unclaimed_.push_back(std::move(session));
@@ -212,13 +212,13 @@ void Saves::close() noexcept {
 }
 
 void Saves::add_copy(std::shared_ptr<ArcCopy> copy) {
-  std::erase_if(copies_, [](const auto& one) { return one.expired(); });
+  std::erase_if(copies_, [](const auto& earlier) { return earlier.expired(); });
   copies_.push_back(std::move(copy));
 }
 
 void Saves::cancel_copies(const Arc* arc) noexcept {
-  for (const auto& one : copies_) {
-    if (const auto copy = one.lock();
+  for (const auto& known : copies_) {
+    if (const auto copy = known.lock();
         copy != nullptr && (arc == nullptr || copy->range().first == arc->first_slot())) {
       copy->cancel();
     }

@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "base/int64_pairs.h"
+#include "base/units.h"
 #include "endpoint/reads.h"
 #include "endpoint/saves.h"
 #include "endpoint/writes.h"
@@ -32,7 +33,7 @@ using wire::Status;
 Service::Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceLimits& limits)
     : state_(slots, limits) {
   // A clock is merged in one call, and a merge takes at most 2^32 - 1 hashes.
-  SHOAL_CHECK(limits.pending_bytes <= std::size_t{32} << 30U,
+  SHOAL_CHECK(limits.pending_bytes <= 32 * GiB,
               "at most 32 GiB of pushes can wait for their clock, got a limit of " +
                   std::to_string(limits.pending_bytes) + " bytes");
   StateRoom room = state_.make_room(arcs.size());

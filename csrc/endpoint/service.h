@@ -173,7 +173,7 @@ class Service {
   void send(RequestContext& request, wire::Header header, std::size_t frames, PooledBuffer first,
             PooledBuffer second);
 
-  // Completed clocks, and the reads that they release. Returns the time in rows of steps, if it is asked for.
+  // Applies the clocks that have ended, and answers the reads that they release. `timed`: whose time the steps are part of.
   void advance(ReplyQueue& out, RequestContext* timed = nullptr) noexcept;
   void release(DeferredReads::Read read, ReplyQueue& out) noexcept;
   Outcome execute_released(RequestContext& request);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/statistic.h"
+#include "base/units.h"
 #include "endpoint/histogram.h"
 #include "tier/tier_space.h"
 #include "wire/values.h"
@@ -19,14 +20,13 @@ namespace shoal {
 
 struct ServiceLimits {
   std::size_t deferred_reads = 4096;
-  std::size_t deferred_bytes = std::size_t{1} << 30U;
-  std::size_t pending_bytes = std::size_t{1} << 30U;
-  std::size_t reply_bytes = std::size_t{1} << 30U;
-  std::size_t held_bytes = std::size_t{256}
-                           << 20U;  // of replies that wait for a commit (server/replication_log.h)
-  std::uint64_t request_bytes = std::uint64_t{1} << 30U;  // the transport has its own limit
-  std::size_t key_list_bytes = std::size_t{64} << 20U;    // cached key lists
-  std::shared_ptr<TierSpace> tier = {};                   // of all arcs (Arc::set_tier)
+  std::size_t deferred_bytes = GiB;
+  std::size_t pending_bytes = GiB;
+  std::size_t reply_bytes = GiB;
+  std::size_t held_bytes = 256 * MiB;     // of replies that wait for a commit (server/replication_log.h)
+  std::uint64_t request_bytes = GiB;      // the transport has its own limit
+  std::size_t key_list_bytes = 64 * MiB;  // cached key lists
+  std::shared_ptr<TierSpace> tier = {};   // of all arcs (Arc::set_tier)
 };
 
 struct ServiceMetrics {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/units.h"
 
 namespace shoal {
 
@@ -77,7 +78,7 @@ StateRoom ServiceState::make_room(std::size_t num_arcs, const std::map<std::uint
 
 void ServiceState::follow_arcs(StateRoom room) noexcept {
   tables.merge(room.tables);
-  std::erase_if(tables, [&](const auto& one) { return !arcs.tables().contains(one.first); });
+  std::erase_if(tables, [&](const auto& table) { return !arcs.tables().contains(table.first); });
   for (const auto& [id, table] : tables) {
     table->is_everywhere = arcs.has_table(id);
   }
@@ -109,12 +110,12 @@ void ServiceState::follow_arcs(StateRoom room) noexcept {
 }
 
 void ServiceState::limit_waiting() noexcept {
-  constexpr std::size_t kMinWaitingBytes = std::size_t{64} << 20U;
+  constexpr std::size_t kMinWaitingBytes = 64 * MiB;
   limits = given_limits;
   if (const auto budget = arcs.budget_bytes()) {
-    const std::size_t most = std::max<std::uint64_t>(*budget / 4, kMinWaitingBytes);
-    limits.pending_bytes = std::min(limits.pending_bytes, most);
-    limits.deferred_bytes = std::min(limits.deferred_bytes, most);
+    const std::size_t limit = std::max<std::uint64_t>(*budget / 4, kMinWaitingBytes);
+    limits.pending_bytes = std::min(limits.pending_bytes, limit);
+    limits.deferred_bytes = std::min(limits.deferred_bytes, limit);
   }
 }
 

@@ -40,8 +40,8 @@ struct UserStep {
 
 // A step has failed: the message names the reason.
 struct UserStepError : std::runtime_error {
-  static constexpr std::string_view kPrefix = "a step of the optimizer failed: ";
-  explicit UserStepError(const std::string& reason) : std::runtime_error(std::string(kPrefix) + reason) {}
+  explicit UserStepError(const std::string& reason)
+      : std::runtime_error("a step of the optimizer failed: " + reason) {}
 };
 
 using UserFunction = void (*)(const UserStep&);

@@ -53,9 +53,9 @@ namespace shoal {
 struct ArcWorkspace {
   ThreadPool pool{1};
   BufferPool buffers;
-  Buffer<std::uint64_t> some_hashes;  // the rest of a call that was executed in part
-  Buffer<float> some_values;
-  Buffer<std::uint32_t> some_counts;
+  Buffer<std::uint64_t> hashes_left;  // the rest of a call that was executed in part
+  Buffer<float> values_left;
+  Buffer<std::uint32_t> counts_left;
   Buffer<std::uint32_t> ones;  // the counts of pushes without counts, to merge them with others
   MergeScratch merge;
   ShardScratch shard;
@@ -127,7 +127,7 @@ class Arc {
   // Executes an operation. What it does depends on the state and the operation alone. If it throws, windows and clocks are
   // unchanged (I2).
   ArcResult apply(const ArcOp& op) {
-    return std::visit([this](const auto& one) { return execute(one); }, op);
+    return std::visit([this](const auto& operation) { return execute(operation); }, op);
   }
 
   // Where the tables have their other rows that do not fit in memory, except under a budget, or with a MaxRows rule; before the first

@@ -51,22 +51,22 @@ JobState& Arc::job(std::uint32_t number) {
 
 std::uint32_t Arc::named_store_clock(std::uint32_t job, std::uint32_t table,
                                      std::uint32_t clock) const noexcept {
-  const JobState* const known = find_named(job);
-  const Table* const its = find(table);
-  if (known == nullptr || !known->is_named || its == nullptr) {
+  const JobState* const begun = find_named(job);
+  const Table* const served = find(table);
+  if (begun == nullptr || !begun->is_named || served == nullptr) {
     return clock;
   }
-  return clock + known->origin(table) - its->shard->table_clock(0);
+  return clock + begun->origin(table) - served->shard->table_clock(0);
 }
 
 std::uint32_t Arc::reached(std::uint32_t id, const Table& table) const noexcept {
-  std::uint32_t most = table.reached;
+  std::uint32_t greatest = table.reached;
   for (const auto& job : jobs_) {
     if (job->is_named) {
-      most = std::max(most, job->origin(id) + job->clocks.greatest());
+      greatest = std::max(greatest, job->origin(id) + job->clocks.greatest());
     }
   }
-  return most;
+  return greatest;
 }
 
 ArcResult Arc::execute(const StartJob& order) {

@@ -14,9 +14,7 @@ namespace shoal {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x43524153;  // "SARC"
-constexpr std::uint8_t kVersion = 2;
-// Of arcs that have, or had, named jobs: their state follows in the last piece.
-constexpr std::uint8_t kVersionJobs = 3;
+constexpr std::uint8_t kVersion = 4;
 constexpr std::uint32_t kMaxJobs = 65536;
 constexpr std::size_t kHeadBytes = ArcRestorer::kHeadBytes;
 constexpr std::size_t kMaxText = 4096;
@@ -29,12 +27,11 @@ ByteWriter begun() {
 }
 
 // Fills the first kHeadBytes.
-std::vector<std::byte> finished(std::uint8_t version, Kind kind, std::size_t number,
-                                std::vector<std::byte> piece) {
+std::vector<std::byte> finished(Kind kind, std::size_t number, std::vector<std::byte> piece) {
   const auto body = std::span(piece).subspan(kHeadBytes);
   ByteWriter head;
   head.put(kMagic);
-  head.put(version);
+  head.put(kVersion);
   head.put(kind);
   head.put(std::uint16_t{0});
   head.put(static_cast<std::uint32_t>(number));
@@ -71,13 +68,9 @@ ArcCopy::ArcCopy(const Arc& arc)
   head.put(static_cast<std::uint32_t>(arc.tables_.size()));
   head_ = head.take();
   ByteWriter tail = begun();
-  arc.jobs_.front()->save(tail);
-  const bool has_named = arc.jobs_.size() > 1 || std::ranges::any_of(arc.tables_, [](const auto& table) {
-                           return table.second.reached != 0;
-                         });
-  version_ = has_named ? kVersionJobs : kVersion;
-  if (has_named) {
-    save_named(arc, tail);
+  tail.put(static_cast<std::uint32_t>(arc.jobs_.size()));
+  for (const auto& job : arc.jobs_) {
+    job->save(tail);
   }
   tail_ = tail.take();
   bytes_ = head_.size() + tail_.size();
@@ -92,50 +85,35 @@ ArcCopy::ArcCopy(const Arc& arc)
     const auto spec = encode(table.shard->spec());
     out.put(static_cast<std::uint32_t>(spec.size()));
     out.put_raw(spec);
+    out.put(table.failed_step ? table.failed_step->status : wire::Status::kOk);
     out.put_text(table.failed_step ? std::string_view(table.failed_step->text).substr(0, kMaxText)
                                    : std::string_view());
+    out.put(table.reached);
     out.put_raw(copied.shard->table());
     copied.piece = out.take();
     bytes_ += copied.piece.size() + copied.shard->bytes();
   }
 }
 
-void ArcCopy::save_named(const Arc& arc, ByteWriter& tail) {
-  tail.put(static_cast<std::uint32_t>(arc.tables_.size()));
-  for (const auto& [id, table] : arc.tables_) {
-    tail.put(id);
-    tail.put(table.reached);
-  }
-  tail.put(static_cast<std::uint32_t>(arc.jobs_.size() - 1));
-  for (const auto& job : std::span(arc.jobs_).subspan(1)) {
-    tail.put(static_cast<std::uint32_t>(job->origins.size()));
-    for (const auto& [id, clock] : job->origins) {
-      tail.put(id);
-      tail.put(clock);
-    }
-    job->save(tail);
-  }
-}
-
 std::vector<std::byte> ArcCopy::next() {
   const std::size_t number = next_++;
   if (number == 0) {
-    return finished(version_, Kind::kHead, number, std::move(head_));
+    return finished(Kind::kHead, number, std::move(head_));
   }
   if (tables_.empty()) {
-    return finished(version_, Kind::kTail, number, std::move(tail_));
+    return finished(Kind::kTail, number, std::move(tail_));
   }
   Table& table = tables_.front();
   if (!table.piece.empty()) {
     slot_ = range_.first;
-    return finished(version_, Kind::kTable, number, std::exchange(table.piece, {}));
+    return finished(Kind::kTable, number, std::exchange(table.piece, {}));
   }
   ByteWriter out = begun();
   table.shard->take(Slot{static_cast<std::uint32_t>(slot_)}, out);
   if (++slot_ == range_.end) {
     tables_.pop_front();
   }
-  return finished(version_, Kind::kSlot, number, out.take());
+  return finished(Kind::kSlot, number, out.take());
 }
 
 void ArcCopy::cancel() noexcept {
@@ -168,11 +146,8 @@ void ArcRestorer::add(std::span<const std::byte> piece) {
   ByteReader head(piece, "a piece of an arc");
   head.check(head.take<std::uint32_t>("magic") == kMagic, "magic", "is not that of a piece");
   const auto version = head.take<std::uint8_t>("version");
-  head.check(version == kVersion || version == kVersionJobs, "version",
-             "is " + std::to_string(version) + ", and this server reads " + std::to_string(kVersion) +
-                 " and " + std::to_string(kVersionJobs));
-  head.check(number_ == 0 || version == version_, "version", "is not that of the first piece");
-  version_ = version;
+  head.check(version == kVersion, "version",
+             "is " + std::to_string(version) + ", and this server reads " + std::to_string(kVersion));
   head.check(head.take_enum("kind", Kind::kTail) == kind && head.take<std::uint16_t>("kind") == 0, "kind",
              "is not that of piece " + std::to_string(number_));
   head.check(head.take<std::uint32_t>("number") == number_, "number", "is not " + std::to_string(number_));
@@ -222,51 +197,37 @@ void ArcRestorer::add_table(ByteReader& in) {
   const TableSpec spec = decode_spec(in.take_raw(size, "description"));
   dims_[id] = spec.dim;
   auto shard = arc_->make_shard(spec);
-  std::string full = in.take_text("reason", kMaxText);
+  const auto status = in.take_enum("reason", wire::Status::kResourceExhausted);
+  std::string reason = in.take_text("reason", kMaxText);
+  const auto reached = in.take<std::uint32_t>("clock of ended jobs");
   shard->restore_state(in);
   shard_ = shard.get();
   slot_ = arc_->first_;
   arc_->apply(AddShardOp{.id = id, .shard = std::move(shard)});
-  if (!full.empty()) {
-    const bool is_user = full.starts_with(UserStepError::kPrefix);
-    arc_->find(id)->failed_step = {is_user ? wire::Status::kInternal : wire::Status::kResourceExhausted,
-                                   std::move(full)};
+  Arc::Table& table = *arc_->find(id);
+  table.reached = reached;
+  if (status != wire::Status::kOk) {
+    table.failed_step = {status, std::move(reason)};
   }
   --tables_;
 }
 
 void ArcRestorer::add_tail(ByteReader& in) {
-  const SlotRange range{arc_->first_, arc_->end_};
-  arc_->jobs_.front()->restore(in, arc_->slots_, range, dims_);
-  if (version_ == kVersionJobs) {
-    add_named(in);
-  }
-  is_whole_ = true;
-}
-
-void ArcRestorer::add_named(ByteReader& in) {
-  constexpr const char* kField = "named jobs";
-  const auto table = [&] {
-    const auto id = in.take<std::uint32_t>(kField);
-    in.check(dims_.contains(id), kField, "use a table that the arc does not have");
-    return id;
-  };
-  for (auto left = in.take<std::uint32_t>(kField); left != 0; --left) {
-    const auto id = table();
-    arc_->find(id)->reached = in.take<std::uint32_t>(kField);
-  }
-  for (auto left = in.take_between<std::uint32_t>(kField, 0, kMaxJobs); left != 0; --left) {
+  constexpr const char* kField = "jobs";
+  std::vector<std::unique_ptr<JobState>> jobs;
+  for (auto left = in.take_between<std::uint32_t>(kField, 1, kMaxJobs); left != 0; --left) {
     auto job = std::make_unique<JobState>();
-    job->is_named = true;
-    for (auto origins = in.take<std::uint32_t>(kField); origins != 0; --origins) {
-      const auto id = table();
-      job->origins[id] = in.take<std::uint32_t>(kField);
-    }
     job->restore(in, arc_->slots_, {arc_->first_, arc_->end_}, dims_);
-    in.check(job->number != kDefaultJob && arc_->find_job(job->number) == nullptr, kField,
-             "have a number twice");
-    arc_->jobs_.push_back(std::move(job));
+    in.check(job->is_named != jobs.empty(), kField, "begin with the default job, and the others are named");
+    in.check(!job->is_named || (job->number != kDefaultJob && std::ranges::find(jobs, job->number,
+                                                                                [](const auto& other) {
+                                                                                  return other->number;
+                                                                                }) == jobs.end()),
+             kField, "have a number twice");
+    jobs.push_back(std::move(job));
   }
+  arc_->jobs_ = std::move(jobs);
+  is_whole_ = true;
 }
 
 std::unique_ptr<Arc> ArcRestorer::finish() {

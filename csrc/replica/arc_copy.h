@@ -7,11 +7,10 @@
 //   piece   u32 magic | u8 version | u8 kind | u16 0 | u32 number | u32 crc32c of the body | u64 bytes of the body | body
 //
 //   kHead   u32 slots of the table, first, end | u64 budget per slot (0: none) | u32 tables
-//   kTable  u32 number | u32 length, description (shard/spec_bytes.h) | text why a step was not made | state of the table
+//   kTable  u32 number | u32 length, description (shard/spec_bytes.h) | u8 status and text why a step was not made (0: none failed)
+//           | u32 clock that ended jobs reached | state of the table
 //   kSlot   the state of a slot, in the order of the slots, after the piece of its table
-//   kTail   the default job: number, mode, clocks, windows, last ticks, pending pushes; the last piece. In version 3, which arcs
-//           have that have or had named jobs: u32 tables, each u32 number, u32 clock that ended jobs reached | u32 jobs, each u32
-//           tables, each u32 number, u32 clock at which the job began | as the default job
+//   kTail   u32 jobs, each as in JobState::save(), the default job first; the last piece
 //
 // Threads: none of their own; one owner. The arc's owner calls next().
 
@@ -54,10 +53,7 @@ class ArcCopy {
     std::optional<ShardCopy> shard{};
   };
 
-  static void save_named(const Arc& arc, ByteWriter& tail);
-
   SlotRange range_;
-  std::uint8_t version_ = 0;
   std::uint64_t bytes_ = 0;
   std::size_t pieces_ = 0;
   std::size_t next_ = 0;  // number of the next piece
@@ -86,7 +82,6 @@ class ArcRestorer {
   void add_head(ByteReader& in);
   void add_table(ByteReader& in);
   void add_tail(ByteReader& in);
-  void add_named(ByteReader& in);
 
   std::shared_ptr<TierSpace> tier_;
   std::size_t number_ = 0;  // of the next piece
@@ -96,7 +91,6 @@ class ArcRestorer {
   Shard* shard_ = nullptr;  // of the last table
   std::size_t slot_ = 0;    // its next slot
   bool is_whole_ = false;
-  std::uint8_t version_ = 0;  // of the first piece
 };
 
 }  // namespace shoal

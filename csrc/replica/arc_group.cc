@@ -89,7 +89,7 @@ void ArcGroup::take(std::span<const SlotRange> ranges, std::vector<std::unique_p
   // Nothing below fails: arcs that have left have no owner until this call returns.
   for (const SlotRange& range : ranges) {
     const auto arc = std::ranges::find_if(
-        arcs_, [&](const auto& one) { return one != nullptr && is_exactly(*one, range); });
+        arcs_, [&](const auto& held) { return held != nullptr && is_exactly(*held, range); });
     std::erase_if(served_, [&](const Served& served) { return served.arc == arc->get(); });
     to.push_back(std::move(*arc));
   }
@@ -169,7 +169,7 @@ Arc* ArcGroup::arc_of(std::size_t slot) const noexcept {
 }
 
 const Arc& ArcGroup::find(const SlotRange& range) const {
-  const auto arc = std::ranges::find_if(arcs_, [&](const auto& one) { return is_exactly(*one, range); });
+  const auto arc = std::ranges::find_if(arcs_, [&](const auto& held) { return is_exactly(*held, range); });
   SHOAL_CHECK(arc != arcs_.end(), "no arc here has the slots " + name_of(range.first, range.end));
   return **arc;
 }
@@ -218,9 +218,9 @@ bool ArcGroup::has_job(std::uint32_t job) const noexcept {
 
 Order ArcGroup::resolved(Order order) const {
   std::visit(
-      [&](auto& one) {
-        if constexpr (OfJob<std::decay_t<decltype(one)>>) {
-          one.job = one.job == kDefaultJob ? jobs_.front() : one.job;
+      [&](auto& given) {
+        if constexpr (OfJob<std::decay_t<decltype(given)>>) {
+          given.job = given.job == kDefaultJob ? jobs_.front() : given.job;
         }
       },
       order);

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/memory.h"
+#include "base/units.h"
 #include "batch/merge.h"
 #include "replica/arc.h"
 #include "tier/storage_error.h"
@@ -18,7 +19,7 @@ namespace {
 
 // The pushes of a clock up to this size leave their memory to those of the next one. Received frames return to the heap, which
 // keeps most of what a larger clock has used (keep_freed_memory()).
-constexpr std::size_t kMaxIdleBytes = std::size_t{64} << 20U;
+constexpr std::size_t kMaxIdleBytes = 64 * MiB;
 
 }  // namespace
 

@@ -78,8 +78,8 @@ SlotSlices Arc::cut(std::span<const std::uint64_t> hashes) {
   if (n < kFewPerSlot * (end_ - first_)) {
     std::size_t slot = 0;
     for (std::size_t i = 0; i < n; ++i) {
-      const std::size_t its = index_of(slots_.of(hashes[i])) - first_;
-      for (; slot <= its; ++slot) {
+      const std::size_t hash_slot = index_of(slots_.of(hashes[i])) - first_;
+      for (; slot <= hash_slot; ++slot) {
         offsets_[slot] = i;
       }
     }
@@ -89,7 +89,7 @@ SlotSlices Arc::cut(std::span<const std::uint64_t> hashes) {
   const std::size_t first = index_of(slots_.of(hashes.front())) - first_;
   const std::size_t last = index_of(slots_.of(hashes.back())) - first_;
   std::fill_n(offsets_.begin(), first + 1, 0);
-  // Interpolation search: hashes are uniform, so the end of a slot is near its expected position.
+  // Interpolation search: hashes are uniform, so the end of a slot is near hash_slot expected position.
   const std::size_t stride = std::max<std::size_t>(n / (last - first + 1) * 5 / 4, 1);
   std::size_t at = 0;
   for (std::size_t s = first; s < last; ++s) {
@@ -128,9 +128,9 @@ WriteRows Arc::rest(const Remainder& left, const WriteRows& rows, std::size_t di
     return rows;
   }
   const auto hashes = rows.hashes;
-  const std::span<std::uint64_t> some = workspace_->some_hashes.claim(hashes.size());
-  const std::span<float> some_values = workspace_->some_values.claim(hashes.size() * dim);
-  const std::span<std::uint32_t> some_counts = workspace_->some_counts.claim(rows.counts.size());
+  const std::span<std::uint64_t> hashes_left = workspace_->hashes_left.claim(hashes.size());
+  const std::span<float> values_left = workspace_->values_left.claim(hashes.size() * dim);
+  const std::span<std::uint32_t> counts_left = workspace_->counts_left.claim(rows.counts.size());
   std::size_t count = 0;
   each_slot(left.slices, [&](std::size_t s, std::size_t begin, std::size_t end) {
     if (dedup.slot(s).contains(sequence)) {
@@ -141,19 +141,19 @@ WriteRows Arc::rest(const Remainder& left, const WriteRows& rows, std::size_t di
           hashes[i] < left.partial->next) {
         continue;
       }
-      some[count] = hashes[i];
+      hashes_left[count] = hashes[i];
       std::copy_n(rows.values.begin() + static_cast<std::ptrdiff_t>(i * dim), dim,
-                  some_values.begin() + static_cast<std::ptrdiff_t>(count * dim));
+                  values_left.begin() + static_cast<std::ptrdiff_t>(count * dim));
       if (!rows.counts.empty()) {
-        some_counts[count] = rows.counts[i];
+        counts_left[count] = rows.counts[i];
       }
       ++count;
     }
   });
-  slices = cut(some.first(count));
-  return {.hashes = some.first(count),
-          .values = some_values.first(count * dim),
-          .counts = some_counts.first(rows.counts.empty() ? 0 : count),
+  slices = cut(hashes_left.first(count));
+  return {.hashes = hashes_left.first(count),
+          .values = values_left.first(count * dim),
+          .counts = counts_left.first(rows.counts.empty() ? 0 : count),
           .is_whole = rows.is_whole};
 }
 
@@ -238,7 +238,7 @@ ArcResult Arc::execute(const EraseOp& op) {
   std::size_t slots = 0;
   each_slot(slices, [&](std::size_t, std::size_t, std::size_t) { ++slots; });
   erased.reserve(erased.size() + 2 * slots);
-  const std::span<std::uint32_t> rows = workspace_->some_counts.claim(end_ - first_);
+  const std::span<std::uint32_t> rows = workspace_->counts_left.claim(end_ - first_);
   std::ranges::fill(rows, 0U);
   target.shard->erase(slices, rows);
   each_slot(slices, [&](std::size_t s, std::size_t, std::size_t) {
@@ -371,10 +371,10 @@ ArcResult Arc::execute(const LoadEndOp& op) {
   const JobState& writer = job(write.worker.job);
   target.loading->set_clock(table_clock, writer.is_named ? jobs_.front()->clocks.greatest() : write.clock);
   target.reached = 0;
-  for (const auto& one : jobs_) {
-    if (one->is_named) {
-      const std::uint32_t now = one.get() == &writer ? write.clock : one->clocks.greatest();
-      one->origins[write.table] = table_clock - now;
+  for (const auto& other : jobs_) {
+    if (other->is_named) {
+      const std::uint32_t now = other.get() == &writer ? write.clock : other->clocks.greatest();
+      other->origins[write.table] = table_clock - now;
     }
   }
   if (!base.empty()) {

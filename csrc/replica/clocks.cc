@@ -71,10 +71,10 @@ bool Clocks::dismiss(std::uint32_t rank, std::uint32_t incarnation) {
 bool Clocks::agrees_with(const Clocks& other) const noexcept {
   const std::size_t ranks = std::max(workers_.size(), other.workers_.size());
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const Worker mine = rank < workers_.size() ? workers_[rank] : Worker{};
-    const Worker others = rank < other.workers_.size() ? other.workers_[rank] : Worker{};
-    if (mine.incarnation != others.incarnation || mine.admitted != others.admitted ||
-        mine.fenced != others.fenced) {
+    const Worker worker = rank < workers_.size() ? workers_[rank] : Worker{};
+    const Worker known_there = rank < other.workers_.size() ? other.workers_[rank] : Worker{};
+    if (worker.incarnation != known_there.incarnation || worker.admitted != known_there.admitted ||
+        worker.fenced != known_there.fenced) {
       return false;
     }
   }

@@ -21,6 +21,7 @@
 
 #include "base/byte_stream.h"
 #include "base/check.h"
+#include "base/units.h"
 #include "replica/replication_log.h"
 
 namespace shoal {
@@ -397,7 +398,7 @@ void Follower::keep(const wire::Decoded& message) {
 }
 
 void Follower::execute_kept() {
-  constexpr std::size_t kBytes = std::size_t{1} << 20U;
+  constexpr std::size_t kBytes = MiB;
   Copy& copy = *arriving_;
   const std::size_t least = 2 * std::exchange(copy.added, 0) + 1;  // more than are added
   std::size_t bytes = 0;

@@ -28,54 +28,54 @@ void add_part(const KeptRecord& record, std::span<const SlotRange> ranges, std::
 }  // namespace
 
 Handover Handover::part(std::span<const SlotRange> ranges) const {
-  Handover some;
+  Handover part;
   for (std::size_t i = 0; i < arcs.size(); ++i) {
     if (contains(ranges, arcs[i])) {
-      some.arcs.push_back(arcs[i]);
-      some.stamps.push_back(stamps[i]);
+      part.arcs.push_back(arcs[i]);
+      part.stamps.push_back(stamps[i]);
     }
   }
   for (const KeptRecord& record : records) {
-    add_part(record, some.arcs, some.records);
+    add_part(record, part.arcs, part.records);
   }
-  return some;
+  return part;
 }
 
 std::vector<std::pair<SlotRange, std::uint64_t>> Follower::stamps() const {
-  std::vector<std::pair<SlotRange, std::uint64_t>> all;
+  std::vector<std::pair<SlotRange, std::uint64_t>> stamps;
   for (const SlotRange& range : arcs_.ranges()) {
-    all.emplace_back(range, executed_);
+    stamps.emplace_back(range, executed_);
   }
   for (const auto& arc : aside_) {
-    all.emplace_back(SlotRange{arc->first_slot(), arc->end_slot()}, arc->stamp());
+    stamps.emplace_back(SlotRange{arc->first_slot(), arc->end_slot()}, arc->stamp());
   }
-  return all;
+  return stamps;
 }
 
 Handover Follower::hand_over() const {
-  Handover all;
+  Handover handover;
   for (const auto& [range, stamp] : stamps()) {
-    all.arcs.push_back(range);
-    all.stamps.push_back(stamp);
+    handover.arcs.push_back(range);
+    handover.stamps.push_back(stamp);
   }
   for (const Inherited& one : inherited_) {
     for (const KeptRecord& record : one.records) {
-      add_part(record, all.arcs, all.records);
+      add_part(record, handover.arcs, handover.records);
     }
   }
   for (const KeptRecord& record : kept_) {
     KeptRecord whole = record;
     if (record.arcs.empty()) {
-      for (std::size_t i = 0; i < all.arcs.size(); ++i) {
-        if (record.stamp <= all.stamps[i] && has_executed(all.arcs[i].first, record.stamp)) {
-          whole.arcs.push_back(all.arcs[i]);
+      for (std::size_t i = 0; i < handover.arcs.size(); ++i) {
+        if (record.stamp <= handover.stamps[i] && has_executed(handover.arcs[i].first, record.stamp)) {
+          whole.arcs.push_back(handover.arcs[i]);
         }
       }
     }
-    add_part(whole, all.arcs, all.records);
+    add_part(whole, handover.arcs, handover.records);
   }
-  std::ranges::stable_sort(all.records, {}, &KeptRecord::stamp);
-  return all;
+  std::ranges::stable_sort(handover.records, {}, &KeptRecord::stamp);
+  return handover;
 }
 
 bool Follower::has_executed(std::size_t first_slot, std::uint64_t stamp) const {

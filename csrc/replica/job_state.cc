@@ -22,6 +22,7 @@ bool JobState::agrees_with(const JobState& other) const noexcept {
 
 void JobState::save(ByteWriter& out) const {
   out.put(number);
+  out.put(static_cast<std::uint8_t>(is_named ? 1 : 0));
   out.put(mode);
   out.put(staleness);
   out.put(static_cast<std::uint8_t>(mean ? 1 : 0));
@@ -49,11 +50,17 @@ void JobState::save(ByteWriter& out) const {
     out.put_array(std::span<const std::uint32_t>(tick_tables[rank]));
   }
   pending.save(out);
+  out.put(static_cast<std::uint32_t>(origins.size()));
+  for (const auto& [table, clock] : origins) {
+    out.put(table);
+    out.put(clock);
+  }
 }
 
 void JobState::restore(ByteReader& in, Slots slots, const SlotRange& range,
                        const std::map<std::uint32_t, std::size_t>& dims) {
   number = in.take<std::uint32_t>("job");
+  is_named = in.take_flag("job");
   mode = in.take_enum("mode", Mode::kAsp);
   staleness = in.take<std::uint32_t>("staleness");
   mean = in.take_flag("mean");
@@ -71,6 +78,11 @@ void JobState::restore(ByteReader& in, Slots slots, const SlotRange& range,
     named = in.take_array<std::uint32_t>("last tick");
   }
   pending = PendingPushes::restore(in, slots, range, dims);
+  for (auto left = in.take<std::uint32_t>("origins"); left != 0; --left) {
+    const auto table = in.take<std::uint32_t>("origin");
+    in.check(dims.contains(table), "origins", "use a table that the arc does not have");
+    origins[table] = in.take<std::uint32_t>("origin");
+  }
   in.check(mode != Mode::kBsp || pending.empty() || pending.next() >= applied, "pending pushes",
            "are of a clock that is applied");
 }

@@ -61,7 +61,6 @@ struct JobState {
     return found == origins.end() ? 0 : found->second;
   }
 
-  // Without the origins.
   void save(ByteWriter& out) const;
   // Replaces what save() writes. `dims` as in PendingPushes::restore().
   void restore(ByteReader& in, Slots slots, const SlotRange& range,

@@ -149,7 +149,7 @@ std::vector<std::byte> encode(const Order& order) {
   ByteWriter to;
   to.bytes().reserve(64);
   to.put(static_cast<std::uint8_t>(order.index()));
-  std::visit([&](const auto& one) { put(to, one); }, order);
+  std::visit([&](const auto& given) { put(to, given); }, order);
   return to.take();
 }
 

@@ -51,28 +51,28 @@ PendingPushes::ClockStep& PendingPushes::step(std::uint32_t clock) {
 }
 
 void PendingPushes::add(std::uint32_t clock, std::uint32_t table, Push&& push) {
-  ClockStep& its = step(clock);
+  ClockStep& pending_step = step(clock);
   const std::size_t bytes = bytes_of(push);
-  its.kept[table].push_back(std::move(push));
-  add(its, bytes);
+  pending_step.kept[table].push_back(std::move(push));
+  add(pending_step, bytes);
 }
 
 void PendingPushes::sweep(std::uint32_t clock, Sweep&& sweep) {
-  ClockStep& its = step(clock);
+  ClockStep& pending_step = step(clock);
   const auto position =
-      std::ranges::upper_bound(its.sweeps, std::pair(sweep.rank, sweep.sequence), {},
+      std::ranges::upper_bound(pending_step.sweeps, std::pair(sweep.rank, sweep.sequence), {},
                                [](const Sweep& one) { return std::pair(one.rank, one.sequence); });
-  its.sweeps.insert(position, std::move(sweep));
+  pending_step.sweeps.insert(position, std::move(sweep));
 }
 
 void PendingPushes::tick(std::uint32_t clock, std::span<const std::uint32_t> tables) {
-  ClockStep& its = step(clock);
+  ClockStep& pending_step = step(clock);
   for (const std::uint32_t table : tables) {
-    if (its.tables.insert(table).second) {
-      add(its, kOverhead);
+    if (pending_step.tables.insert(table).second) {
+      add(pending_step, kOverhead);
     }
   }
-  ++its.ticked;
+  ++pending_step.ticked;
 }
 
 std::size_t PendingPushes::drop(std::uint32_t rank, std::uint32_t clock) {

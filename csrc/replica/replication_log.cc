@@ -163,16 +163,17 @@ std::uint64_t ReplicationLog::floor() const noexcept {
 }
 
 bool ReplicationLog::is_stopped() const noexcept {
-  return std::ranges::any_of(
-      streams_, [&](const auto& one) { return one.second.stopped() || now_ - one.second.heard > kSilentMs; });
+  return std::ranges::any_of(streams_, [&](const auto& stream) {
+    return stream.second.stopped() || now_ - stream.second.heard > kSilentMs;
+  });
 }
 
 std::size_t ReplicationLog::unacknowledged_bytes() const noexcept {
-  std::size_t most = 0;
+  std::size_t greatest = 0;
   for (const auto& [id, stream] : streams_) {
-    most = std::max(most, stream.bytes);
+    greatest = std::max(greatest, stream.bytes);
   }
-  return most;
+  return greatest;
 }
 
 // --- sending ----------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "base/units.h"
 #include "replica/arc_copy.h"
 #include "transport/shared_frame.h"
 #include "wire/wire.h"
@@ -67,15 +68,12 @@ class ReplicationLog {
   // From one time that everything unacknowledged is sent again to the next; doubles without progress.
   static constexpr Milliseconds kGapMs = 20;
   static constexpr Milliseconds kMaxGapMs = 1000;
-  static constexpr std::size_t kMaxSentBytes = std::size_t{64}
-                                               << 20U;  // sent and not acknowledged, per stream
+  static constexpr std::size_t kMaxSentBytes = 64 * MiB;  // sent and not acknowledged, per stream
 
-  static constexpr std::size_t kChunkBytes = std::size_t{128} << 10U;
-  static constexpr std::size_t kMaxCopyAhead = std::size_t{4} << 20U;
-  static constexpr std::size_t kMaxTakenBytes = std::size_t{64}
-                                                << 20U;  // pieces of a copy that are not appended
-  static constexpr std::size_t kManyKeptBytes = std::size_t{64}
-                                                << 20U;  // records that the backup keeps for a copy
+  static constexpr std::size_t kChunkBytes = 128 * KiB;
+  static constexpr std::size_t kMaxCopyAhead = 4 * MiB;
+  static constexpr std::size_t kMaxTakenBytes = 64 * MiB;  // pieces of a copy that are not appended
+  static constexpr std::size_t kManyKeptBytes = 64 * MiB;  // records that the backup keeps for a copy
 
   // Of stamps: those of an epoch are above all of the epochs before.
   static constexpr unsigned kEpochShift = 36;

@@ -31,9 +31,7 @@ int count_with_threads() {
 
 }  // namespace
 
-TEST(threads_that_hold_a_mutex_exclude_each_other) {
-  CHECK_EQ(count_with_threads(), 4000);
-}
+TEST(threads_that_hold_a_mutex_exclude_each_other) { CHECK_EQ(count_with_threads(), 4000); }
 
 TEST(a_mutex_that_is_held_cannot_be_locked_at_once) {
   Mutex mutex;
