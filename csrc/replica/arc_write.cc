@@ -193,6 +193,7 @@ ArcResult Arc::execute(const PushOp& op) {
 
 void Arc::step_rows(const WriteId& write, Table& table, const SlotSlices& slices, const WriteRows& rows,
                     DedupWindow& dedup) {
+  const std::uint64_t number = table.shard->step();
   std::size_t stepped = 0;
   try {
     const OccurrenceCounts occurrences{.counts = rows.counts,
@@ -203,7 +204,8 @@ void Arc::step_rows(const WriteId& write, Table& table, const SlotSlices& slices
       table.shard->push(slices, rows.values, occurrences, &stepped, nullptr, &workspace_->shard);
     }
   } catch (const std::bad_alloc&) {
-    // Record where it stopped: when it is sent again, it continues there.
+    // Record where it stopped: when it is sent again, it continues there, as the same step.
+    table.shard->set_step(number);
     const auto& [hashes, offsets] = slices;
     each_slot(slices, [&](std::size_t s, std::size_t, std::size_t end) {
       if (end <= stepped) {

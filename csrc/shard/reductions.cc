@@ -292,6 +292,7 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
     return nothing;
   }
   std::vector<std::vector<double>> parts;
+  parts.reserve(end - first);  // before anything changes: may throw std::bad_alloc
   shard.with_slots(first, end, changes(function), [&](std::size_t from, std::size_t to) {
     parts.push_back(reduce_slots(shard, function, parameters, from, to));
     return !is_users || !user_function_failed(parts.back());
