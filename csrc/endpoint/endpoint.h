@@ -27,6 +27,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -258,6 +259,9 @@ class Endpoint {
     explicit Turn(const Endpoint& endpoint) ACQUIRE(endpoint.mutex_) : endpoint_(endpoint) {
       endpoint.mutex_.lock();
     }
+    // Of an endpoint whose mutex the calling thread has locked.
+    Turn(const Endpoint& endpoint, std::adopt_lock_t /*locked*/) REQUIRES(endpoint.mutex_)
+        : endpoint_(endpoint) {}
     ~Turn() RELEASE() { endpoint_.end_turn(); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
@@ -307,7 +311,7 @@ auto Endpoint::answer_to(std::chrono::milliseconds patience, const Ask& ask) con
     if (!mutex_.try_lock()) {
       return false;
     }
-    const MutexLock lock(mutex_, std::adopt_lock);
+    const Turn turn(*this, std::adopt_lock);
     result = ask();
     return true;
   };
