@@ -45,7 +45,7 @@ Outcome begin(ServiceState& state, RequestContext& request, const ServedTable& t
   }
   std::vector<std::shared_ptr<Shard>> shards;
   for (const auto& arc : state.arcs.arcs()) {
-    shards.push_back(arc->make_shard(table.spec));
+    shards.push_back(arc->shard_maker()(table.spec));
     shards.back()->reserve(state.slots, rows_here);
   }
   for (std::size_t i = 0; i < shards.size(); ++i) {
@@ -135,7 +135,7 @@ bool is_loading(const ServiceState& state, const RequestContext& request, std::u
   return std::ranges::all_of(state.arcs.arcs(), [&](const auto& arc) {
     const Arc::Table& table = *arc->find(id);
     return (table.loading != nullptr && table.loader == request.worker()) ||
-           arc->has_done(request.worker(), request.header.sequence);
+           arc->jobs().has_done(request.worker(), request.header.sequence);
   });
 }
 

@@ -55,7 +55,7 @@ void each_slice(const ServiceState& state, RequestContext& request, const Use& u
 std::uint32_t included(const Cut& cut, std::uint32_t job) noexcept {
   std::uint32_t clocks = ~std::uint32_t{0};
   for (const Slice& slice : cut.slices) {
-    if (const JobState* const known = slice.arc->find_job(job); known != nullptr) {
+    if (const JobState* const known = slice.arc->jobs().find(job); known != nullptr) {
       clocks = std::min(clocks, known->mode == Mode::kBsp ? known->applied : known->clocks.floor());
     }
   }
@@ -283,7 +283,7 @@ Outcome read(ServiceState& state, RequestContext& request, ServedTable& table) {
   }
   if (!request.is_anonymous()) {
     // Of the arcs that it reads: others, which have come from elsewhere, may be further.
-    const auto applied = [&](const Slice& slice) { return slice.arc->find_job(header.job)->applied; };
+    const auto applied = [&](const Slice& slice) { return slice.arc->jobs().find(header.job)->applied; };
     const auto late = std::ranges::find_if(state.cut.slices,
                                            [&](const Slice& slice) { return header.clock < applied(slice); });
     if (state.arcs.mode(header.job) == Mode::kBsp && header.op == Op::kPull &&
@@ -326,7 +326,7 @@ Outcome answer(ServiceState& state, RequestContext& request, ServedTable& table)
     state.view(request) = {.pushes = table.pushes, .own = 0};
     const auto& arcs = state.arcs.arcs();
     const std::uint32_t slowest =
-        arcs.empty() ? 0 : arcs.front()->find_job(request.header.job)->clocks.slowest();
+        arcs.empty() ? 0 : arcs.front()->jobs().find(request.header.job)->clocks.slowest();
     state.metrics.pull_staleness.add(request.header.clock > slowest ? request.header.clock - slowest : 0);
   }
   switch (request.header.op) {

@@ -77,23 +77,25 @@ void Service::forget_worker(const WorkerId& worker) {
 
 ArcResult Service::apply(const Order& order) {
   const auto& arcs = state_.arcs.arcs();
-  const auto forget_if = [&](const WorkerId& worker, const auto& is_there) {
-    if (std::ranges::any_of(arcs, is_there)) {
-      forget_worker(worker);  // a sweep that waits for its clock would act afterwards
+  // If one of these incarnations, of 1 to `last`, is admitted: a sweep that waits for its clock would act afterwards.
+  const auto forget = [&](const WorkerId& worker, std::uint32_t last) {
+    if (std::ranges::any_of(arcs, [&](const auto& arc) {
+          const std::uint32_t known = arc->jobs().incarnation(worker);
+          return known != 0 && known <= last;
+        })) {
+      forget_worker(worker);
     }
   };
   if (const auto* const admit = std::get_if<Admit>(&order); admit != nullptr) {
     const WorkerId worker{.job = admit->job, .rank = admit->rank};
     for (const auto& arc : arcs) {
-      arc->check_admit(worker, admit->incarnation, admit->clock);
+      arc->jobs().check_admit(worker, admit->incarnation, admit->clock);
     }
-    forget_if(worker, [&](const auto& arc) { return arc->replaces(worker, admit->incarnation); });
+    forget(worker, std::max(admit->incarnation, 1U) - 1);
   } else if (const auto* const fence = std::get_if<Fence>(&order); fence != nullptr) {
-    const WorkerId worker{.job = fence->job, .rank = fence->rank};
-    forget_if(worker, [&](const auto& arc) { return arc->serves(worker, fence->incarnation); });
+    forget({.job = fence->job, .rank = fence->rank}, fence->incarnation);
   } else if (const auto* const dismiss = std::get_if<Dismiss>(&order); dismiss != nullptr) {
-    const WorkerId worker{.job = dismiss->job, .rank = dismiss->rank};
-    forget_if(worker, [&](const auto& arc) { return arc->serves(worker, dismiss->incarnation); });
+    forget({.job = dismiss->job, .rank = dismiss->rank}, dismiss->incarnation);
   }
   StateRoom room;
   if (const auto* const start = std::get_if<StartJob>(&order); start != nullptr) {
@@ -169,7 +171,7 @@ void Service::adopt(std::span<std::unique_ptr<Arc>> arcs) {
     for (const auto& [id, table] : arc->tables()) {
       tables.try_emplace(id, table.shard->spec());
     }
-    for (const auto& job : arc->jobs()) {
+    for (const auto& job : arc->jobs().all()) {
       if (std::ranges::find(jobs, job->number) == jobs.end()) {
         jobs.push_back(job->number);
       }
@@ -252,7 +254,7 @@ ServiceMetrics Service::metrics() const {
   now.budget_bytes = arcs.budget_bytes().value_or(0);
   const auto clocks_of = [&](std::uint32_t number) {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> clocks;
-    const JobState* const job = arcs.arcs().empty() ? nullptr : arcs.arcs().front()->find_job(number);
+    const JobState* const job = arcs.arcs().empty() ? nullptr : arcs.arcs().front()->jobs().find(number);
     const std::size_t ranks = job == nullptr ? 0 : job->clocks.workers().size();
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       const Clocks::Worker& worker = job->clocks.workers()[rank];

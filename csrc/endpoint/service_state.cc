@@ -99,9 +99,9 @@ void ServiceState::follow_arcs(StateRoom room) noexcept {
     return has_ended;
   });
   for (const auto& job : jobs) {
-    const JobState* const first = arcs.arcs().empty() ? nullptr : arcs.arcs().front()->find_job(job->number);
+    const JobState* const first = arcs.arcs().empty() ? nullptr : arcs.arcs().front()->jobs().find(job->number);
     job->arcs_agree = std::ranges::all_of(arcs.arcs(), [&](const auto& arc) {
-      const JobState* const state = arc->find_job(job->number);
+      const JobState* const state = arc->jobs().find(job->number);
       return state != nullptr && first != nullptr && state->number == job->number &&
              state->agrees_with(*first);
     });

@@ -112,7 +112,7 @@ Outcome push(ServiceState& state, RequestContext& request, ServedTable& table) {
     return done(std::move(refused));
   }
   for (const Slice& slice : state.cut.slices) {
-    const std::uint32_t clock = slice.arc->find_job(header.job)->clocks.clock(header.worker);
+    const std::uint32_t clock = slice.arc->jobs().find(header.job)->clocks.clock(header.worker);
     if (slice.left.any && header.clock < clock) {
       return bad_request("a push of clock " + std::to_string(header.clock) +
                          " came after the tick to clock " + std::to_string(clock) +
@@ -187,8 +187,8 @@ Outcome sweep(ServiceState& state, RequestContext& request) {
   const wire::Header& header = request.header;
   if (!has_done(state, request) && state.arcs.mode(header.job) == Mode::kBsp) {
     if (std::ranges::any_of(state.arcs.arcs(), [&](const auto& arc) {
-          return header.clock < arc->find_job(header.job)->applied &&
-                 !arc->has_done(request.worker(), header.sequence);
+          return header.clock < arc->jobs().find(header.job)->applied &&
+                 !arc->jobs().has_done(request.worker(), header.sequence);
         })) {
       return bad_request("a sweep of clock " + std::to_string(header.clock) + " came after its end");
     }
@@ -219,10 +219,10 @@ Outcome tick(ServiceState& state, RequestContext& request) {
     const std::size_t slot = number >> kSequenceBits;  // plus one; 0 for any
     if (slot == 0) {
       return std::ranges::any_of(state.arcs.arcs(),
-                                 [&](const auto& arc) { return arc->has_done(request.worker(), sequence); });
+                                 [&](const auto& arc) { return arc->jobs().has_done(request.worker(), sequence); });
     }
     const Arc* const arc = slot <= state.slots.count() ? state.arcs.arc_of(slot - 1) : nullptr;
-    return arc != nullptr && arc->has_done(request.worker(), sequence, slot - 1);
+    return arc != nullptr && arc->jobs().has_done(request.worker(), sequence, slot - 1);
   });
   if (!all_here || header.clock > least) {
     return Refusal{Status::kRetry};

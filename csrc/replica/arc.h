@@ -3,15 +3,14 @@
 // caller (endpoint/service.h) decides before whether an operation is accepted. It knows no peers, replies, sockets, key
 // lists or encodings.
 //
-// Several jobs may be served at once (replica/job_state.h), each with its own clocks. A table may be used by several:
+// Several jobs may be served at once (replica/jobs.h), each with its own clocks. A table may be used by several:
 // then their operations and steps act on its rows in the order in which the arc executes them, each as a whole.
 //
 // Invariants
-//   I1  There is a default job, and the numbers of the jobs differ.
-//   I2  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is repeated. A
+//   I1  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is repeated. A
 //       push, or the step of a clock, that ran out of memory continues where it stopped. An operation that was
 //       executed is not executed again.
-//   I3  Budget decisions depend on the slots alone: a slot's share is the arc's, wherever it goes.
+//   I2  Budget decisions depend on the slots alone: a slot's share is the arc's, wherever it goes.
 //
 // Threads: none of its own; one owner. Threads of saves and loads use the shards, which they share.
 
@@ -38,7 +37,7 @@
 #include "replica/clocks.h"
 #include "replica/dedup_window.h"
 #include "replica/disposal.h"
-#include "replica/job_state.h"
+#include "replica/jobs.h"
 #include "replica/pending_pushes.h"
 #include "replica/slot_range.h"
 #include "shard/reductions.h"
@@ -100,10 +99,7 @@ class Arc {
   const Slots& slots() const noexcept { return slots_; }  // of the whole table
   std::size_t first_slot() const noexcept { return first_; }
   std::size_t end_slot() const noexcept { return end_; }
-  // The default job comes first, the others follow in the order in which they began.
-  const std::vector<std::unique_ptr<JobState>>& jobs() const noexcept { return jobs_; }
-  // Of this number; null: there is none. kDefaultJob means the default job.
-  const JobState* find_job(std::uint32_t number) const noexcept { return state_of(number); }
+  const Jobs& jobs() const noexcept { return jobs_; }
   // Of the last record that it has executed (replica/replication_log.h), while no replica counts them; not part of its state.
   std::uint64_t stamp() const noexcept { return stamp_; }
   void set_stamp(std::uint64_t stamp) noexcept { stamp_ = stamp; }
@@ -114,7 +110,7 @@ class Arc {
   const Table* find(std::uint32_t id) const noexcept;
   // What Shard calls the store's clock, for an operation of a job at its clock. A job that is not known counts as the default job.
   std::uint32_t store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept {
-    return jobs_.size() == 1 ? clock : named_store_clock(job, table, clock);
+    return jobs_.all().size() == 1 ? clock : named_store_clock(job, table, clock);
   }
   // Divides hashes of these slots by slot. Valid until the next cut() or remainder().
   SlotSlices cut(std::span<const std::uint64_t> hashes);
@@ -125,7 +121,7 @@ class Arc {
   std::vector<std::vector<std::byte>> save() const;
 
   // Executes an operation. What it does depends on the state and the operation alone. If it throws, windows and clocks are
-  // unchanged (I2).
+  // unchanged (I1).
   ArcResult apply(const ArcOp& op) {
     return std::visit([this](const auto& operation) { return execute(operation); }, op);
   }
@@ -134,21 +130,9 @@ class Arc {
   // table is added. Null: all rows are in memory.
   void set_tier(std::shared_ptr<TierSpace> tier) { context_->tier = std::move(tier); }
   // Makes empty shards of these slots, for AddShardOp or LoadBeginOp, by any thread, also if the arc has ended meanwhile.
-  std::function<std::shared_ptr<Shard>(const TableSpec& spec)> shard_maker() const;
-  // MemoryBudgetExceededError, TierStorageError.
-  std::shared_ptr<Shard> make_shard(const TableSpec& spec) const { return shard_maker()(spec); }
+  // They throw MemoryBudgetExceededError and TierStorageError.
+  std::function<std::shared_ptr<Shard>(const TableSpec&)> shard_maker() const;
 
-  // --- questions ----------------------------------------------------------------------------------------------------
-
-  // std::invalid_argument if the worker would miss applied clocks, or there is no such job.
-  void check_admit(const WorkerId& worker, std::uint32_t incarnation, std::uint32_t clock) const;
-  // Whether it has admitted the worker, or an earlier incarnation.
-  bool serves(const WorkerId& worker, std::uint32_t incarnation) const noexcept;
-  // Whether an admission replaces an admitted worker.
-  bool replaces(const WorkerId& worker, std::uint32_t incarnation) const noexcept;
-  // Whether a call of the worker has been executed here, in any slot; or in this one.
-  bool has_done(const WorkerId& worker, std::uint64_t sequence) const noexcept;
-  bool has_done(const WorkerId& worker, std::uint64_t sequence, std::size_t slot) const noexcept;
   // What is left of a write; valid until the next cut() or remainder().
   Remainder remainder(const WriteId& write, std::span<const std::uint64_t> hashes);
   // Rows that the call erased in the slots of these hashes, however often it came.
@@ -160,16 +144,7 @@ class Arc {
   friend class ArcRestorer;
   Arc(Slots slots, std::size_t first, std::size_t end);
 
-  JobState* state_of(std::uint32_t number) const noexcept {
-    const auto& first = jobs_.front();  // of most requests
-    return number == kDefaultJob || number == first->number ? first.get() : find_named(number);
-  }
-  JobState* find_named(std::uint32_t number) const noexcept;
   std::uint32_t named_store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept;
-  // The caller has checked that it is known.
-  JobState& job(std::uint32_t number);
-  DedupWindow& history(const WorkerId& worker);
-  DedupWindow* find_history(const WorkerId& worker) const noexcept;
   Table& table(std::uint32_t id);
 
   // arc_write.cc
@@ -234,7 +209,7 @@ class Arc {
   std::shared_ptr<ShardContext> context_ = std::make_shared<ShardContext>();
 
   std::uint64_t stamp_ = 0;
-  std::vector<std::unique_ptr<JobState>> jobs_;
+  Jobs jobs_;
   std::map<std::uint32_t, Table> tables_;
   std::vector<std::uint64_t> offsets_;  // one more than slots: scratch
 };

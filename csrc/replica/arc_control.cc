@@ -11,9 +11,7 @@
 namespace shoal {
 
 Arc::Arc(Slots slots, std::size_t first, std::size_t end)
-    : slots_(slots), first_(first), end_(end), offsets_(end - first + 1) {
-  jobs_.push_back(std::make_unique<JobState>());
-}
+    : slots_(slots), first_(first), end_(end), jobs_({first, end}), offsets_(end - first + 1) {}
 
 Arc::Arc(Slots slots, std::size_t first, std::size_t end, ArcWorkspace& workspace, Disposal& disposal)
     : Arc(slots, first, end) {
@@ -38,20 +36,9 @@ Arc::Table& Arc::table(std::uint32_t id) {
 
 // --- jobs -------------------------------------------------------------------------------------------------------
 
-JobState* Arc::find_named(std::uint32_t number) const noexcept {
-  const auto found = std::ranges::find(jobs_, number, [](const auto& job) { return job->number; });
-  return found == jobs_.end() ? nullptr : found->get();
-}
-
-JobState& Arc::job(std::uint32_t number) {
-  JobState* const found = state_of(number);
-  SHOAL_CHECK(found != nullptr, "there is no job " + std::to_string(number));
-  return *found;
-}
-
 std::uint32_t Arc::named_store_clock(std::uint32_t job, std::uint32_t table,
                                      std::uint32_t clock) const noexcept {
-  const JobState* const begun = find_named(job);
+  const JobState* const begun = jobs_.find_named(job);
   const Table* const served = find(table);
   if (begun == nullptr || !begun->is_named || served == nullptr) {
     return clock;
@@ -61,7 +48,7 @@ std::uint32_t Arc::named_store_clock(std::uint32_t job, std::uint32_t table,
 
 std::uint32_t Arc::reached(std::uint32_t id, const Table& table) const noexcept {
   std::uint32_t greatest = table.reached;
-  for (const auto& job : jobs_) {
+  for (const auto& job : jobs_.all()) {
     if (job->is_named) {
       greatest = std::max(greatest, job->origin(id) + job->clocks.greatest());
     }
@@ -70,7 +57,7 @@ std::uint32_t Arc::reached(std::uint32_t id, const Table& table) const noexcept 
 }
 
 ArcResult Arc::execute(const StartJob& order) {
-  if (find_job(order.job) != nullptr) {
+  if (jobs_.find(order.job) != nullptr) {
     return {};
   }
   auto begun = std::make_unique<JobState>();
@@ -80,36 +67,35 @@ ArcResult Arc::execute(const StartJob& order) {
   begun->staleness = order.staleness;
   begun->mean = order.mean;
   if (order.is_named) {
-    const std::uint32_t now = jobs_.front()->clocks.greatest();
+    const std::uint32_t now = jobs_.first().clocks.greatest();
     for (const auto& [id, table] : tables_) {
       begun->origins[id] = std::max(table.shard->table_clock(now), reached(id, table));
     }
-    jobs_.push_back(std::move(begun));
+    jobs_.begin(std::move(begun));
     return {};
   }
-  JobState& last = *jobs_.front();
+  const JobState& last = jobs_.first();
   execute(EndSavesOp{.job = last.number});
   drop_loads(last.number);
   for (auto& [id, table] : tables_) {
     table.failed_step.reset();
     table.shard->set_clock(std::max(table.shard->table_clock(order.before), reached(id, table)), 0);
   }
-  jobs_.front() = std::move(begun);
+  jobs_.begin(std::move(begun));
   return {};
 }
 
 ArcResult Arc::execute(const EndJob& order) {
-  const auto found =
-      std::ranges::find_if(jobs_, [&](const auto& job) { return job->is_named && job->number == order.job; });
-  if (found == jobs_.end()) {
+  const JobState* const ended = jobs_.find_named(order.job);
+  if (ended == nullptr || !ended->is_named) {
     return {};
   }
   execute(EndSavesOp{.job = order.job});
   drop_loads(order.job);
   for (auto& [id, table] : tables_) {
-    table.reached = std::max(table.reached, (*found)->origin(id) + (*found)->clocks.greatest());
+    table.reached = std::max(table.reached, ended->origin(id) + ended->clocks.greatest());
   }
-  jobs_.erase(found);
+  jobs_.end(*ended);
   return {};
 }
 
@@ -133,41 +119,12 @@ std::size_t Arc::forget(JobState& job, std::uint32_t rank) {
   return job.pending.drop(rank, job.clocks.clock(rank));
 }
 
-void Arc::check_admit(const WorkerId& worker, std::uint32_t incarnation, std::uint32_t clock) const {
-  const auto [number, rank] = worker;
-  const JobState* const job = find_job(number);
-  SHOAL_CHECK(job != nullptr, "there is no job " + std::to_string(number) + " to admit rank " +
-                                  std::to_string(rank) + " to: start it first");
-  const auto& workers = job->clocks.workers();
-  const bool known = rank < workers.size() && workers[rank].incarnation >= incarnation;
-  SHOAL_CHECK(known || job->mode != Mode::kBsp || clock >= job->applied,
-              "rank " + std::to_string(rank) + " cannot join at clock " + std::to_string(clock) +
-                  ": the clocks before " + std::to_string(job->applied) + " are applied; hold() first");
-}
-
-bool Arc::replaces(const WorkerId& worker, std::uint32_t incarnation) const noexcept {
-  const JobState* const job = find_job(worker.job);
-  if (job == nullptr || worker.rank >= job->clocks.workers().size()) {
-    return false;
-  }
-  const Clocks::Worker& known = job->clocks.workers()[worker.rank];
-  return known.admitted && known.incarnation < incarnation;
-}
-
-bool Arc::serves(const WorkerId& worker, std::uint32_t incarnation) const noexcept {
-  const JobState* const job = find_job(worker.job);
-  if (job == nullptr || worker.rank >= job->clocks.workers().size()) {
-    return false;
-  }
-  const Clocks::Worker& known = job->clocks.workers()[worker.rank];
-  return known.admitted && known.incarnation <= incarnation;
-}
-
 ArcResult Arc::execute(const Admit& order) {
   const WorkerId worker{.job = order.job, .rank = order.rank};
-  check_admit(worker, order.incarnation, order.clock);
-  JobState& joined = job(order.job);
-  const std::size_t dropped = replaces(worker, order.incarnation) ? forget(joined, order.rank) : 0;
+  jobs_.check_admit(worker, order.incarnation, order.clock);
+  JobState& joined = jobs_.get(order.job);
+  const std::uint32_t before = jobs_.incarnation(worker);
+  const std::size_t dropped = before != 0 && before < order.incarnation ? forget(joined, order.rank) : 0;
   if (joined.clocks.admit(order.rank, order.incarnation, order.clock) && order.rank < joined.dedup.size()) {
     joined.dedup[order.rank].reset();
   }
@@ -175,7 +132,7 @@ ArcResult Arc::execute(const Admit& order) {
 }
 
 ArcResult Arc::execute(const Fence& order) {
-  JobState* const fenced = state_of(order.job);
+  JobState* const fenced = jobs_.find(order.job);
   if (fenced == nullptr || !fenced->clocks.fence(order.rank, order.incarnation)) {
     return {};
   }
@@ -185,14 +142,15 @@ ArcResult Arc::execute(const Fence& order) {
 }
 
 ArcResult Arc::execute(const Dismiss& order) {
-  JobState* const left = state_of(order.job);
+  JobState* const left = jobs_.find(order.job);
   if (left == nullptr) {
     return {};
   }
   const std::uint32_t rank = order.rank;
   const auto& workers = left->clocks.workers();
   std::size_t dropped = 0;
-  if (serves({.job = order.job, .rank = rank}, order.incarnation)) {
+  const std::uint32_t known = jobs_.incarnation({.job = order.job, .rank = rank});
+  if (known != 0 && known <= order.incarnation) {
     // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A client that behaves
     // otherwise has only its last tick's tables.
     while (workers[rank].incarnation == order.incarnation && left->clocks.clock(rank) < order.clock) {
@@ -207,12 +165,12 @@ ArcResult Arc::execute(const Dismiss& order) {
 }
 
 ArcResult Arc::execute(const Hold& order) {
-  JobState* const held = state_of(order.job);
+  JobState* const held = jobs_.find(order.job);
   return {.clock = held == nullptr ? 0 : held->clocks.hold()};
 }
 
 ArcResult Arc::execute(const Resume& order) {
-  if (JobState* const held = state_of(order.job); held != nullptr) {
+  if (JobState* const held = jobs_.find(order.job); held != nullptr) {
     held->clocks.resume();
   }
   return {};
@@ -256,7 +214,7 @@ ArcResult Arc::execute(const AddShardOp& op) {
 
 ArcResult Arc::execute(const AddTable& order) {
   if (find(order.id) == nullptr) {
-    execute(AddShardOp{.id = order.id, .shard = make_shard(order.spec)});
+    execute(AddShardOp{.id = order.id, .shard = shard_maker()(order.spec)});
   }
   return {};
 }
@@ -269,7 +227,7 @@ ArcResult Arc::execute(const DropTable& order) {
   disposal_->add(std::move(dropped->shard));
   disposal_->add(std::move(dropped->loading));
   tables_.erase(order.id);
-  for (const auto& job : jobs_) {
+  for (const auto& job : jobs_.all()) {
     job->pending.drop_table(order.id);
     job->origins.erase(order.id);
   }

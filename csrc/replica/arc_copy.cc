@@ -68,8 +68,8 @@ ArcCopy::ArcCopy(const Arc& arc)
   head.put(static_cast<std::uint32_t>(arc.tables_.size()));
   head_ = head.take();
   ByteWriter tail = begun();
-  tail.put(static_cast<std::uint32_t>(arc.jobs_.size()));
-  for (const auto& job : arc.jobs_) {
+  tail.put(static_cast<std::uint32_t>(arc.jobs_.all().size()));
+  for (const auto& job : arc.jobs_.all()) {
     job->save(tail);
   }
   tail_ = tail.take();
@@ -196,7 +196,7 @@ void ArcRestorer::add_table(ByteReader& in) {
   const auto size = in.take<std::uint32_t>("description");
   const TableSpec spec = decode_spec(in.take_raw(size, "description"));
   dims_[id] = spec.dim;
-  auto shard = arc_->make_shard(spec);
+  auto shard = arc_->shard_maker()(spec);
   const auto status = in.take_enum("reason", wire::Status::kResourceExhausted);
   std::string reason = in.take_text("reason", kMaxText);
   const auto reached = in.take<std::uint32_t>("clock of ended jobs");
@@ -226,7 +226,7 @@ void ArcRestorer::add_tail(ByteReader& in) {
              kField, "have a number twice");
     jobs.push_back(std::move(job));
   }
-  arc_->jobs_ = std::move(jobs);
+  arc_->jobs_.replace(std::move(jobs));
   is_whole_ = true;
 }
 

@@ -114,13 +114,13 @@ void ArcGroup::adopt(std::span<std::unique_ptr<Arc>> arcs) {
       SHOAL_CHECK(is_new || encode(known->second) == encode(spec),
                   "table " + std::to_string(id) + " has another description in an arc");
     }
-    for (const auto& job : std::span(arc->jobs()).subspan(1)) {
+    for (const auto& job : std::span(arc->jobs().all()).subspan(1)) {
       if (std::ranges::find(jobs, job->number) == jobs.end()) {
         jobs.push_back(job->number);
       }
     }
     if (jobs.front() == kDefaultJob) {
-      jobs.front() = arc->jobs().front()->number;
+      jobs.front() = arc->jobs().first().number;
     }
   }
   arcs_.reserve(arcs_.size() + arcs.size());
@@ -233,7 +233,7 @@ ArcResult ArcGroup::apply(const Order& order) {
     SHOAL_CHECK(start->job != kDefaultJob, "a job's number is not 0");
   } else if (const auto* const admit = std::get_if<Admit>(&order); admit != nullptr) {
     for (const auto& arc : arcs_) {
-      arc->check_admit({.job = admit->job, .rank = admit->rank}, admit->incarnation, admit->clock);
+      arc->jobs().check_admit({.job = admit->job, .rank = admit->rank}, admit->incarnation, admit->clock);
     }
   } else if (const auto* const memory = std::get_if<SetMemory>(&order); memory != nullptr) {
     if (slot_bytes_ == memory->slot_bytes) {

@@ -172,8 +172,8 @@ class ArcGroup {
   bool step(const Waits& waits, std::uint64_t& failures, const InRows& in_rows) noexcept {
     bool moves = false;
     for (const auto& arc : arcs_) {
-      for (std::size_t n = 0; n < arc->jobs().size(); ++n) {
-        const JobState& job = *arc->jobs()[n];
+      for (std::size_t n = 0; n < arc->jobs().all().size(); ++n) {
+        const JobState& job = *arc->jobs().all()[n];
         if (job.has_step() && !waits(job)) {
           in_rows([&] { moves = try_step(*arc, n, failures) || moves; });
         }

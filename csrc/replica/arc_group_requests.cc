@@ -39,7 +39,7 @@ wire::Status ArcGroup::admits(const WorkerId& worker, std::uint32_t incarnation,
   using State = Clocks::WorkerState;
   wire::Status status = wire::Status::kOk;
   for (const auto& arc : std::span(arcs_).first(agree ? 1 : arcs_.size())) {
-    const JobState* const job = arc->find_job(worker.job);
+    const JobState* const job = arc->jobs().find(worker.job);
     const State state = job == nullptr ? State::kUnknown : job->clocks.state(worker.rank, incarnation);
     if (state == State::kFenced) {
       return wire::Status::kFenced;
@@ -210,7 +210,7 @@ void ArcGroup::tick(const WorkerId& worker, std::uint32_t clock, std::span<const
                     ChangedArcs& changed, std::size_t end_slot) {
   each_below(end_slot, [&](Arc& arc) {
     // Else it took the tick before another one had no memory for it.
-    if (arc.find_job(worker.job)->clocks.clock(worker.rank) == clock) {
+    if (arc.jobs().find(worker.job)->clocks.clock(worker.rank) == clock) {
       changed.push_back(range_of(arc));
       arc.apply(TickOp{.worker = worker, .tables = tables});
     }
@@ -226,14 +226,14 @@ void ArcGroup::mark(const WriteId& write, ChangedArcs& changed, std::size_t end_
 
 bool ArcGroup::has_done(const WriteId& write) const noexcept {
   return !arcs_.empty() && std::ranges::all_of(arcs_, [&](const auto& arc) {
-    return arc->has_done(write.worker, write.sequence);
+    return arc->jobs().has_done(write.worker, write.sequence);
   });
 }
 
 std::pair<std::uint32_t, std::uint32_t> ArcGroup::clocks_of(const WorkerId& worker) const noexcept {
   std::pair<std::uint32_t, std::uint32_t> clocks{std::numeric_limits<std::uint32_t>::max(), 0};
   for (const auto& arc : arcs_) {
-    const std::uint32_t clock = arc->find_job(worker.job)->clocks.clock(worker.rank);
+    const std::uint32_t clock = arc->jobs().find(worker.job)->clocks.clock(worker.rank);
     clocks = {std::min(clocks.first, clock), std::max(clocks.second, clock)};
   }
   return clocks;
@@ -242,7 +242,7 @@ std::pair<std::uint32_t, std::uint32_t> ArcGroup::clocks_of(const WorkerId& work
 // --- clocks of a job --------------------------------------------------------------------------------------------
 
 Mode ArcGroup::mode(std::uint32_t job) const noexcept {
-  const JobState* const state = arcs_.empty() ? nullptr : arcs_.front()->find_job(job);
+  const JobState* const state = arcs_.empty() ? nullptr : arcs_.front()->jobs().find(job);
   return state == nullptr ? Mode::kAsp : state->mode;
 }
 
@@ -250,7 +250,7 @@ template <class Get>
 std::optional<std::uint32_t> ArcGroup::least(std::uint32_t job, const Get& get) const noexcept {
   std::optional<std::uint32_t> found;
   for (const auto& arc : arcs_) {
-    if (const JobState* const state = arc->find_job(job); state != nullptr) {
+    if (const JobState* const state = arc->jobs().find(job); state != nullptr) {
       found = std::min(found.value_or(get(*state)), get(*state));
     }
   }
@@ -268,7 +268,7 @@ std::uint32_t ArcGroup::applied(std::uint32_t job) const noexcept {
 std::uint32_t ArcGroup::last_applied(std::uint32_t job) const noexcept {
   std::uint32_t greatest = 0;
   for (const auto& arc : arcs_) {
-    const JobState* const state = arc->find_job(job);
+    const JobState* const state = arc->jobs().find(job);
     greatest = state == nullptr ? greatest : std::max(greatest, state->applied);
   }
   return greatest;
@@ -276,7 +276,7 @@ std::uint32_t ArcGroup::last_applied(std::uint32_t job) const noexcept {
 
 bool ArcGroup::is_complete(std::uint32_t job, std::uint32_t clock) const noexcept {
   return std::ranges::all_of(arcs_, [&](const auto& arc) {
-    const JobState* const state = arc->find_job(job);
+    const JobState* const state = arc->jobs().find(job);
     return state != nullptr && state->is_complete(clock);
   });
 }
@@ -284,7 +284,7 @@ bool ArcGroup::is_complete(std::uint32_t job, std::uint32_t clock) const noexcep
 std::size_t ArcGroup::pending_bytes(std::uint32_t job) const noexcept {
   std::size_t bytes = 0;
   for (const auto& arc : arcs_) {
-    const JobState* const state = arc->find_job(job);
+    const JobState* const state = arc->jobs().find(job);
     bytes += state == nullptr ? 0 : state->pending.bytes();
   }
   return bytes;
@@ -293,7 +293,7 @@ std::size_t ArcGroup::pending_bytes(std::uint32_t job) const noexcept {
 std::size_t ArcGroup::pending_bytes() const noexcept {
   std::size_t bytes = 0;
   for (const auto& arc : arcs_) {
-    for (const auto& job : arc->jobs()) {
+    for (const auto& job : arc->jobs().all()) {
       bytes += job->pending.bytes();
     }
   }
@@ -303,7 +303,7 @@ std::size_t ArcGroup::pending_bytes() const noexcept {
 std::size_t ArcGroup::next_bytes(std::uint32_t job) const noexcept {
   std::size_t bytes = 0;
   for (const auto& arc : arcs_) {
-    const JobState* const state = arc->find_job(job);
+    const JobState* const state = arc->jobs().find(job);
     bytes += state == nullptr ? 0 : state->pending.bytes(state->applied);
   }
   return bytes;
@@ -313,7 +313,7 @@ std::uint32_t ArcGroup::applied_sum(std::span<const SlotRange> ranges) const noe
   std::uint32_t sum = 0;
   for (const SlotRange& range : ranges) {
     if (const Arc* const arc = arc_of(range.first); arc != nullptr) {
-      for (const auto& job : arc->jobs()) {
+      for (const auto& job : arc->jobs().all()) {
         sum += job->applied;
       }
     }

@@ -90,7 +90,7 @@ struct TickOp {
   WorkerId worker;
   std::span<const std::uint32_t> tables;
 };
-// Applies the next clock of a job, by its place in Arc::jobs(), that has ended and is not applied. If it throws, it stays pending.
+// Applies the next clock of a job, by its place in Jobs::all(), that has ended and is not applied. If it throws, it stays pending.
 struct StepOp {
   std::size_t job = 0;
 };

@@ -24,7 +24,7 @@ constexpr std::size_t kMaxIdleBytes = 64 * MiB;
 }  // namespace
 
 ArcResult Arc::execute(const TickOp& op) {
-  tick(job(op.worker.job), op.worker.rank, op.tables);
+  tick(jobs_.get(op.worker.job), op.worker.rank, op.tables);
   return {};
 }
 
@@ -43,7 +43,7 @@ void Arc::tick(JobState& job, std::uint32_t rank, std::span<const std::uint32_t>
 }
 
 ArcResult Arc::execute(const StepOp& op) {
-  JobState& job = *jobs_[op.job];
+  JobState& job = *jobs_.all()[op.job];
   PendingPushes& pending = job.pending;
   if (pending.empty() || pending.next() >= job.clocks.floor()) {
     job.applied = job.clocks.floor();

@@ -18,35 +18,9 @@ constexpr std::size_t kFewPerSlot = 4;
 
 }  // namespace
 
-DedupWindow& Arc::history(const WorkerId& worker) {
-  auto& windows = job(worker.job).dedup;
-  if (worker.rank >= windows.size()) {
-    windows.resize(worker.rank + std::size_t{1});
-  }
-  if (windows[worker.rank] == nullptr) {
-    windows[worker.rank] = std::make_unique<DedupWindow>(first_, end_);
-  }
-  return *windows[worker.rank];
-}
-
-DedupWindow* Arc::find_history(const WorkerId& worker) const noexcept {
-  const JobState* const job = find_job(worker.job);
-  return job == nullptr ? nullptr : job->find_history(worker.rank);
-}
-
-bool Arc::has_done(const WorkerId& worker, std::uint64_t sequence) const noexcept {
-  DedupWindow* const dedup = find_history(worker);
-  return dedup != nullptr && dedup->calls().contains(sequence);
-}
-
-bool Arc::has_done(const WorkerId& worker, std::uint64_t sequence, std::size_t slot) const noexcept {
-  DedupWindow* const dedup = find_history(worker);
-  return dedup != nullptr && dedup->slot(slot).contains(sequence);
-}
-
 std::uint64_t Arc::erased(const WorkerId& worker, std::uint64_t sequence,
                           std::span<const std::uint64_t> hashes) const noexcept {
-  const DedupWindow* const dedup = find_history(worker);
+  const DedupWindow* const dedup = jobs_.find_window(worker);
   if (dedup == nullptr) {
     return 0;
   }
@@ -107,7 +81,7 @@ SlotSlices Arc::cut(std::span<const std::uint64_t> hashes) {
 }
 
 Remainder Arc::remainder(const WriteId& write, std::span<const std::uint64_t> hashes) {
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   Remainder left{.slices = cut(hashes)};
   if (hashes.empty()) {
     left.any = !dedup.calls().contains(write.sequence);
@@ -167,12 +141,12 @@ void Arc::mark(const SlotSlices& slices, std::uint64_t sequence, DedupWindow& de
 ArcResult Arc::execute(const PushOp& op) {
   const auto& [write, rows, left, owner] = op;
   Table& target = table(write.table);
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   SlotSlices slices;
   const shoal::Rows& form = target.shard->rows();
   const WriteRows rest_rows =
       rest(left, rows, rows.is_whole ? form.floats() : form.dim(), write.sequence, dedup, slices);
-  JobState& writer = job(write.worker.job);
+  JobState& writer = jobs_.get(write.worker.job);
   if (writer.mode != Mode::kBsp) {
     step_rows(write, target, slices, rest_rows, dedup);
   } else {
@@ -222,7 +196,7 @@ void Arc::step_rows(const WriteId& write, Table& table, const SlotSlices& slices
 ArcResult Arc::execute(const AssignOp& op) {
   const auto& [write, rows, left] = op;
   Table& target = table(write.table);
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   SlotSlices slices;
   const WriteRows rest_rows = rest(left, rows, target.shard->rows().dim(), write.sequence, dedup, slices);
   target.shard->assign(slices, rest_rows.values, store_clock(write.worker.job, write.table, write.clock));
@@ -233,7 +207,7 @@ ArcResult Arc::execute(const AssignOp& op) {
 ArcResult Arc::execute(const EraseOp& op) {
   const auto& [write, left] = op;
   Table& target = table(write.table);
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   SlotSlices slices;
   rest(left, {.hashes = left.slices.hashes, .values = {}, .counts = {}}, 0, write.sequence, dedup, slices);
   auto& erased = dedup.erased(write.sequence);
@@ -258,7 +232,7 @@ ArcResult Arc::execute(const EraseOp& op) {
 
 ArcResult Arc::execute(const ChangeOp& op) {
   const WriteId& write = op.write;
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   // Reserve room for the answer first: changed rows cannot be restored.
   auto& answer = dedup.answer(write.sequence);
   if (!dedup.calls().contains(write.sequence)) {
@@ -270,14 +244,14 @@ ArcResult Arc::execute(const ChangeOp& op) {
 
 ArcResult Arc::execute(const SweepOp& op) {
   const auto& [write, rules] = op;
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   // Reserve room for the answer first: removed rows cannot be restored.
   auto& answer = dedup.swept(write.sequence);
   if (dedup.calls().contains(write.sequence)) {
     return {.words = answer};
   }
   Table& target = table(write.table);
-  JobState& writer = job(write.worker.job);
+  JobState& writer = jobs_.get(write.worker.job);
   const bool waits = writer.mode == Mode::kBsp;  // for the step of the clock
   const std::uint32_t clock = store_clock(write.worker.job, write.table, write.clock);
   answer = target.shard->sweep(first_, end_, clock, rules, waits);
@@ -335,7 +309,7 @@ ArcResult Arc::execute(const EndSavesOp& op) {
 
 ArcResult Arc::execute(const LoadBeginOp& op) {
   const WriteId& write = op.write;
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   Table& target = table(write.table);
   disposal_->add(std::exchange(target.loading, op.shard));
   target.loader = write.worker;
@@ -345,7 +319,7 @@ ArcResult Arc::execute(const LoadBeginOp& op) {
 
 ArcResult Arc::execute(const LoadRowsOp& op) {
   const auto& [write, rows, section] = op;
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   if (!dedup.calls().contains(write.sequence)) {
     table(write.table).loading->restore(rows, section);
     dedup.calls().mark(write.sequence);
@@ -355,7 +329,7 @@ ArcResult Arc::execute(const LoadRowsOp& op) {
 
 ArcResult Arc::execute(const LoadFilterOp& op) {
   const auto& [write, cut, slot, filter] = op;
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   table(write.table).loading->restore_filter(cut, slot, filter);
   dedup.calls().mark(write.sequence);
   return {};
@@ -363,17 +337,17 @@ ArcResult Arc::execute(const LoadFilterOp& op) {
 
 ArcResult Arc::execute(const LoadEndOp& op) {
   const auto& [write, step, table_clock, base] = op;
-  DedupWindow& dedup = history(write.worker);
+  DedupWindow& dedup = jobs_.window(write.worker);
   if (dedup.calls().contains(write.sequence)) {
     return {};
   }
   Table& target = table(write.table);
   target.loading->set_step(step);
   // Each job goes on from the loaded clock.
-  const JobState& writer = job(write.worker.job);
-  target.loading->set_clock(table_clock, writer.is_named ? jobs_.front()->clocks.greatest() : write.clock);
+  const JobState& writer = jobs_.get(write.worker.job);
+  target.loading->set_clock(table_clock, writer.is_named ? jobs_.first().clocks.greatest() : write.clock);
   target.reached = 0;
-  for (const auto& other : jobs_) {
+  for (const auto& other : jobs_.all()) {
     if (other->is_named) {
       const std::uint32_t now = other.get() == &writer ? write.clock : other->clocks.greatest();
       other->origins[write.table] = table_clock - now;
@@ -394,7 +368,7 @@ ArcResult Arc::execute(const DropLoadOp& op) {
 }
 
 ArcResult Arc::execute(const MarkOp& op) {
-  history(op.write.worker).calls().mark(op.write.sequence);
+  jobs_.window(op.write.worker).calls().mark(op.write.sequence);
   return {};
 }
 

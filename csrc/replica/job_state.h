@@ -53,9 +53,6 @@ struct JobState {
   bool has_step() const noexcept { return mode == Mode::kBsp && applied < clocks.floor(); }
   // Whether both have the same workers; their clocks may differ.
   bool agrees_with(const JobState& other) const noexcept;
-  DedupWindow* find_history(std::uint32_t rank) const noexcept {
-    return rank < dedup.size() ? dedup[rank].get() : nullptr;
-  }
   std::uint32_t origin(std::uint32_t table) const noexcept {
     const auto found = origins.find(table);
     return found == origins.end() ? 0 : found->second;

@@ -52,7 +52,7 @@ Status Replayed::push() {
     const Rows& form = slice.arc->find(header.table)->shard->rows();
     const std::size_t dim = is_whole ? form.floats() : form.dim();
     const bool is_late =
-        slice.left.any && header.clock < slice.arc->find_job(header.job)->clocks.clock(header.worker);
+        slice.left.any && header.clock < slice.arc->jobs().find(header.job)->clocks.clock(header.worker);
     if (header.dim != dim || request.floats().size() != request.hashes.size() * dim || is_late) {
       return Status::kBadRequest;
     }

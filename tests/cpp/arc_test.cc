@@ -77,7 +77,7 @@ Operation apply(ArcOp op) {
 Operation tick(std::uint32_t job, std::uint32_t rank, std::uint32_t clock) {
   return [=](Arc& arc) {
     const std::vector<std::uint32_t> tables{kTable};
-    if (arc.find_job(job)->clocks.clock(rank) == clock) {
+    if (arc.jobs().find(job)->clocks.clock(rank) == clock) {
       arc.apply(TickOp{.worker = {.job = job, .rank = rank}, .tables = tables});
     }
   };
@@ -120,7 +120,7 @@ std::vector<Operation> operations() {
       tick(kBsp, 0, 0),
       tick(kBsp, 1, 0),
       [](Arc& arc) {
-        while (arc.jobs()[1]->has_step()) {
+        while (arc.jobs().all()[1]->has_step()) {
           arc.apply(StepOp{.job = 1});
         }
       },
@@ -134,8 +134,8 @@ std::vector<Operation> operations() {
       apply(AddTable{.id = kOther, .spec = spec()}),
       [](Arc& arc) {
         const WriteId write = write_of(kAsp, 7, 0, kOther);
-        if (!arc.has_done(write.worker, write.sequence)) {
-          arc.apply(LoadBeginOp{.write = write, .shard = arc.make_shard(spec())});
+        if (!arc.jobs().has_done(write.worker, write.sequence)) {
+          arc.apply(LoadBeginOp{.write = write, .shard = arc.shard_maker()(spec())});
         }
       },
       apply(LoadRowsOp{.write = write_of(kAsp, 8, 0, kOther), .rows = 0, .section = empty}),
@@ -163,7 +163,7 @@ std::string state_of(const Arc& arc) {
     add("saves", table.save ? 1 : 0);
     add("reached", table.reached);
   }
-  for (const auto& job : arc.jobs()) {
+  for (const auto& job : arc.jobs().all()) {
     add("job", job->number);
     add("applied", job->applied);
     add("floor", job->clocks.floor());
@@ -171,7 +171,7 @@ std::string state_of(const Arc& arc) {
     add("workers", job->clocks.admitted());
     add("pending", job->pending.bytes());
     for (std::uint64_t sequence = 1; sequence < 12; ++sequence) {
-      add("done", arc.has_done({.job = job->number, .rank = 0}, sequence) ? 1 : 0);
+      add("done", arc.jobs().has_done({.job = job->number, .rank = 0}, sequence) ? 1 : 0);
     }
   }
   return text;
