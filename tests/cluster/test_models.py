@@ -379,7 +379,7 @@ def test_nobody_waits_for_a_worker_that_was_lost(batches):
 def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_share(batches, tmp_path):
     write_log(tmp_path / "log.tsv", PlantedModel(seed=1), 300, 0)
     reader = shoal.read_criteo(tmp_path / "log.tsv", batch_size=100)
-    gone = threading.Event()
+    gone, replaced = threading.Event(), threading.Event()
 
     def stay(address):
         with shoal.connect(address, workers=2, rank=0, threads=1, timeout=TIMEOUT) as store:
@@ -389,6 +389,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
             store.tick()
             store.table("answered at clock 2").pull(np.zeros(1, np.uint64))  # the servers know of both ticks
             gone.set()
+            assert replaced.wait(TIMEOUT)  # else the job could end before, and the other one wait for a new one
             with shoal.LogisticRegression(store=store) as model:
                 for split in store.splits(reader):
                     model.fit(split, progress=False)
@@ -404,6 +405,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
         with shoal.connect(address, workers=2, rank=1, threads=1, timeout=TIMEOUT) as store:
             clock = store.member.joined_at
             assert clock >= 2  # the other one goes on
+            replaced.set()
             with shoal.LogisticRegression(store=store) as model:
                 with pytest.raises(shoal.ShoalError, match=rf"worker 1 replaced .* clock {clock}: .* store.splits"):
                     model.fit(batches, progress=False)
