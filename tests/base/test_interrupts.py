@@ -13,16 +13,27 @@ import pytest
 from shoal.base.interrupts import Terminated, at_boundaries, held_back, status_of, terminable
 
 
+@pytest.fixture(autouse=True)
+def _own_handlers():
+    """Give each test the handlers of a new process."""
+    yield
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def test_sigterm_raises_once_however_often_it_comes_at_once():
     came = []
+    with terminable():
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     with terminable():
         for _ in range(3):
             try:
                 signal.raise_signal(signal.SIGTERM)
             except KeyboardInterrupt as interrupt:
                 came.append(status_of(interrupt))
+    signal.raise_signal(signal.SIGTERM)  # while the command ends: it does not end the process before
     assert came == [143]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_sigterm_after_a_loop_that_noted_one_is_the_same():

@@ -190,6 +190,7 @@ def test_a_worker_that_is_told_to_leave_while_it_waits_for_a_dead_one_does_not_r
 ) -> None:
     """Before and between passes: the last of three workers completes the fit, and waits for neither of the others."""
     leaving = threading.local()
+    told = threading.Event()
     waits: Counter[shoal.Store] = Counter()
     meet = Team.meet
     returned: list[bool] = []
@@ -198,9 +199,11 @@ def test_a_worker_that_is_told_to_leave_while_it_waits_for_a_dead_one_does_not_r
     def meeting(self: Team, **how: Any) -> None:
         waits[self.store] += 1
         if waits[self.store] == number and self.store.num_workers == 3 and self.store.rank == 1:
+            assert told.wait(TIMEOUT)  # else the death could end the job of the other one before
             Calls(self.store, last=0)  # the next call and all others are not made
         if waits[self.store] == number and self.store.num_workers == 3 and self.store.rank == 0:
             leaving.interrupt = Terminated()
+            told.set()
         meet(self, **how)
 
     def handing_over(self: ClusterStore, *, returns: bool, begun: bool = True) -> None:

@@ -55,6 +55,10 @@ class _Terminate:
         self._at = now
         return True
 
+    def is_unused(self) -> bool:
+        """Whether no signal has come."""
+        return self._at == -math.inf
+
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.is_new():
             raise Terminated(number)
@@ -82,7 +86,10 @@ def _is_main() -> bool:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise `Terminated`, unless the program has its own handler or ignores them."""
+    """Make SIGTERM and SIGHUP raise `Terminated`, unless the program has its own handler or ignores them.
+
+    After one has come they stay: it may be repeated while the process ends.
+    """
     mine = [number for number in _ENDING if _is_main() and signal.getsignal(number) is signal.SIG_DFL]
     terminate = _Terminate()
     for number in mine:
@@ -90,7 +97,7 @@ def terminable() -> Iterator[None]:
     try:
         yield
     finally:
-        for number in mine:
+        for number in mine if terminate.is_unused() else ():
             signal.signal(number, signal.SIG_DFL)
 
 
