@@ -110,8 +110,8 @@ void Endpoint::assign(const Assignment& assignment) {
   wake();
 }
 
-// An arc may have several copies here: one that was given up may still be here when it has been copied to this endpoint once more. The
-// newest is needed; of the others, what their replicas have kept is not.
+// An arc may have several copies here: one that was given up may still be here when it has been copied to
+// this endpoint once more. The newest is needed; of the others, what their replicas have kept is not.
 void Endpoint::take_from_followers(const Assignment& assignment,
                                    std::vector<std::unique_ptr<Follower>>& dropped) {
   const auto listed = [&](StreamId stream) {
@@ -125,8 +125,8 @@ void Endpoint::take_from_followers(const Assignment& assignment,
              return one.stream != from && contains(one.in_sync, range);
            });
   };
-  // Replicas of streams that are not listed are fenced, and give all arcs. The others give what is wanted elsewhere; the rest stays,
-  // also what the assignment does not list: it may have arrived since.
+  // Replicas of streams that are not listed are fenced, and give all arcs. The others give what is wanted
+  // elsewhere; the rest stays, also what the assignment does not list: it may have arrived since.
   const auto gives = [&](const Follower& follower, const SlotRange& range) {
     return !listed(follower.stream()) || is_wanted(range, follower.stream());
   };
@@ -317,8 +317,9 @@ void Endpoint::abort_copy(ReplicationLog::Stream& stream) {
   stream.copy = ReplicationLog::Copy{.range = stream.copy->range, .was_delayed = stream.copy->was_delayed};
 }
 
-// A save and a copy cannot have a snapshot of the same rows at the same time. Each copy is delayed by one save at most: otherwise
-// frequent saves would keep slots from getting their copies, or from moving, for ever.
+// A save and a copy cannot have a snapshot of the same rows at the same time. Each copy is delayed by one
+// save at most: otherwise frequent saves would keep slots from getting their copies, or from moving, for
+// ever.
 bool Endpoint::admit_save() noexcept {
   bool admits = true;
   for (auto& [id, stream] : log_.streams()) {
@@ -347,7 +348,8 @@ bool Endpoint::use_idle_time() noexcept {
 std::size_t Endpoint::copy_arcs(bool is_idle) noexcept {
   constexpr double kBurstSeconds = 0.05;
   constexpr Milliseconds kPauseMs = 5;
-  // While requests come, pieces are taken for about half of the time, and requests wait for one of these, or for one slot.
+  // While requests come, pieces are taken for about half of the time, and requests wait for one of these, or
+  // for one slot.
   constexpr std::size_t kTakeBytes = 512 * KiB;
   constexpr Milliseconds kTakeMs = 2;
   copy_due_ = ReplicationLog::kNever;

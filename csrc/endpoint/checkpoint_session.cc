@@ -151,7 +151,8 @@ Snapshot::Piece CheckpointSession::take(std::size_t table, Slot slot) {
 std::size_t CheckpointSession::restore(std::size_t table, std::size_t rows,
                                        std::span<const std::byte> section) {
   return with(table, true, [&](Table& held) {
-    // The hashes come first. A part checks all of them, so others than those with rows are not asked; if none has, the first.
+    // The hashes come first. A part checks all of them, so others than those with rows are not asked; if none
+    // has, the first.
     const auto slot_of = [&](std::size_t row) {
       std::uint64_t hash = 0;
       std::memcpy(&hash, section.data() + row * sizeof(hash), sizeof(hash));

@@ -1,18 +1,19 @@
-// CheckpointSession: one save or one load of a worker, shared between the data loop and the thread that reads or
-// writes files. A save takes a snapshot of all its tables between two pushes; a load fills shards, which replace the
-// tables' shards at its end.
+// CheckpointSession: one save or one load of a worker, shared between the data loop and the thread that reads
+// or writes files. A save takes a snapshot of all its tables between two pushes; a load fills shards, which
+// replace the tables' shards at its end.
 //
-//   data loop   CheckpointSession(..), set_request(text), end(base): the checkpoint has this name; nullopt: it is
-//               cancelled
+//   data loop   CheckpointSession(..), set_request(text), end(base): the checkpoint has this name; nullopt:
+//               it is cancelled
 //   thread      take(t, slot), restore(t, ..), wait_request(), set_status(), cancel()
 //
-// Requests and statuses are opaque here; python/shoal/cluster/protocol/tasks.py defines them. The session shares
-// ownership of its shards: a table may be dropped or replaced during a save.
+// Requests and statuses are opaque here; python/shoal/cluster/protocol/tasks.py defines them. The session
+// shares ownership of its shards: a table may be dropped or replaced during a save.
 //
 // Invariants
-//   I1  Until the session is closed, each of its shards has this session's snapshot and no other; afterwards none of
-//       it.
-//   I2  It is closed once: when it has ended and no take() or restore() is in progress. The last of these closes it.
+//   I1  Until the session is closed, each of its shards has this session's snapshot and no other; afterwards
+//       none of it.
+//   I2  It is closed once: when it has ended and no take() or restore() is in progress. The last of these
+//       closes it.
 //
 // Threads: any; a mutex of its own, which take() and restore() do not hold while they copy.
 
@@ -59,8 +60,9 @@ class CheckpointSession {
   };
   static constexpr std::size_t kSummaryWords = 4;  // of a table: step, clock, rows, bytes
 
-  // The tables are all saved or all loaded, are in no other session, and have a base if their kind requires one; their parts are
-  // of the same slots, which will be taken. No row may change during the call; a Service changes its shards under its mutex alone.
+  // The tables are all saved or all loaded, are in no other session, and have a base if their kind requires
+  // one; their parts are of the same slots, which will be taken. No row may change during the call; a Service
+  // changes its shards under its mutex alone.
   CheckpointSession(const Name& name, std::span<const TableRequest> tables);
   ~CheckpointSession();
   CheckpointSession(const CheckpointSession&) = delete;
@@ -86,15 +88,16 @@ class CheckpointSession {
     std::uint64_t times = 0;
     std::string text;  // the last one
   };
-  // Waits until the worker has set more than `times` requests or the session has ended, for at most `patience`.
+  // Waits until the worker has set more than `times` requests or the session has ended, for at most
+  // `patience`.
   Request wait_request(std::uint64_t times, std::chrono::milliseconds patience) const;
   void set_status(std::string text);
   void cancel() { end(std::nullopt); }
-  // SnapshotLostError, or std::invalid_argument: the session has ended or is a load, there is no such table or slot, or the
-  // slot was taken.
+  // SnapshotLostError, or std::invalid_argument: the session has ended or is a load, there is no such table
+  // or slot, or the slot was taken.
   Snapshot::Piece take(std::size_t table, Slot slot);
-  // Adds the part of a section, or of a filter, that belongs to this server's slots (see Shard), and returns the number of
-  // rows. std::invalid_argument also if the session has ended or is not a load.
+  // Adds the part of a section, or of a filter, that belongs to this server's slots (see Shard), and returns
+  // the number of rows. std::invalid_argument also if the session has ended or is not a load.
   std::size_t restore(std::size_t table, std::size_t rows, std::span<const std::byte> section);
   void restore_filter(std::size_t table, Slots cut, Slot slot, std::span<const std::byte> filter);
 

@@ -157,8 +157,8 @@ void DataLoop::prepare(const Socket& socket) const {
   socket.set(zmq::kBacklog, 1024);  // a thousand workers may connect at once
   const auto most = static_cast<std::int64_t>(options_.max_message);
   socket.set(zmq::kMaxMessage, &most, sizeof(most));
-  // No limit: libzmq 4.3.5 aborts the process at the next heartbeat if a peer resets a connection whose reading was
-  // suspended at the limit.
+  // No limit: libzmq 4.3.5 aborts the process at the next heartbeat if a peer resets a connection whose
+  // reading was suspended at the limit.
   socket.set(zmq::kReceiveHighWater, 0);
   socket.set(zmq::kSendHighWater, options_.replies_per_peer);
   socket.set(zmq::kRouterMandatory, 1);
@@ -332,7 +332,8 @@ void DataLoop::send(const Socket& socket, Reply& reply) noexcept {
     Counts::add(counts_->failed);
     return;
   }
-  // This fails if the peer is gone or its queue is full. If the peer disconnects later, libzmq drops the rest.
+  // This fails if the peer is gone or its queue is full. If the peer disconnects later, libzmq drops the
+  // rest.
   if (!message.send(socket.get(), std::as_bytes(std::span(reply.peer)))) {
     Counts::add(zmq_.error() == EAGAIN ? counts_->dropped_full : counts_->dropped_gone);
     return;

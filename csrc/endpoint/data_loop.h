@@ -1,22 +1,25 @@
 // DataLoop: a server's endpoint: one thread, one ROUTER socket, one Endpoint, and the connections to its
-// backups. After Python has created the context and chosen the address, no Python code runs between a request and its
-// reply.
+// backups. After Python has created the context and chosen the address, no Python code runs between a request
+// and its reply.
 //
 //   peer -> ROUTER -> frames -> Endpoint::handle -> ReplyQueue -> ROUTER -> peers
 //   a control call, in another thread -> Endpoint -> wake() -> released() -> ReplyQueue -> ROUTER -> peers
 //   Endpoint <-> StreamSockets (endpoint/stream_sockets.h) <-> backups
 //
 // Invariants
-//   I1  Every message is read to its last frame, and answered or counted; no message ends the thread or the process.
-//   I2  The thread never waits for a peer. A reply to a peer that is gone, or does not read, is dropped and counted.
-//   I3  Unsent replies hold at most `unsent_bytes`, or one reply; a reply that would exceed this becomes OVERLOADED.
-//   I4  The sockets are created, used and closed by the thread. After stop() they are closed: the context may be
-//       ended.
+//   I1  Every message is read to its last frame, and answered or counted; no message ends the thread or the
+//       process.
+//   I2  The thread never waits for a peer. A reply to a peer that is gone, or does not read, is dropped and
+//       counted.
+//   I3  Unsent replies hold at most `unsent_bytes`, or one reply; a reply that would exceed this becomes
+//       OVERLOADED.
+//   I4  The sockets are created, used and closed by the thread. After stop() they are closed: the context may
+//       be ended.
 //   I5  The service knows the time of each message: without streams to within kTimedMessages messages.
 //
-// Threads: wake(), metrics(), durations() and address() by any; stop() by one at a time. Fork: a child has no thread
-// and no endpoint. Not bounded: messages that libzmq has read and the thread has not, each of at most `max_message`
-// bytes.
+// Threads: wake(), metrics(), durations() and address() by any; stop() by one at a time. Fork: a child has no
+// thread and no endpoint. Not bounded: messages that libzmq has read and the thread has not, each of at most
+// `max_message` bytes.
 
 #pragma once
 
@@ -101,8 +104,8 @@ class DataLoop {
   static constexpr int kMaxUnacknowledged = 64;
   static constexpr int kTimedMessages = 16;
 
-  // Binds and starts serving. Throws TransportError if the address cannot be bound or an option is not accepted. `context`
-  // is a libzmq context. The service must outlive the loop.
+  // Binds and starts serving. Throws TransportError if the address cannot be bound or an option is not
+  // accepted. `context` is a libzmq context. The service must outlive the loop.
   DataLoop(const Zmq& zmq, void* context, Endpoint& service, LoopOptions options);
   ~DataLoop();
   DataLoop(const DataLoop&) = delete;

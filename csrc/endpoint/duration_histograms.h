@@ -1,14 +1,16 @@
 // DurationHistograms: how long requests took, by op, in four buckets per power of two.
 //
-// Algorithm. A log-linear histogram (as HdrHistogram, Tene 2012, with two bits of mantissa): the bucket of a duration of n ns is its
-// exponent and the two bits below its leading one, so a bucket's bounds differ by at most a quarter.
+// Algorithm. A log-linear histogram (as HdrHistogram, Tene 2012, with two bits of mantissa): the bucket of a
+// duration of n ns is its exponent and the two bits below its leading one, so a bucket's bounds differ by at
+// most a quarter.
 //
 //   [0, 256) ns | 256-320 | 320-384 | 384-448 | 448-512 | 512-640 | ... | 2^37 ns (137 s) and more
 //
 // Invariant
 //   I1  The buckets of an op add up to its number of durations, once add() has returned.
 //
-// Threads: add() by one; the others by any, whose numbers may be one duration apart. No read-modify-write, no fence.
+// Threads: add() by one; the others by any, whose numbers may be one duration apart. No read-modify-write, no
+// fence.
 
 #pragma once
 

@@ -75,10 +75,11 @@ std::vector<SharedFrame> share(std::span<const wire::Frame> frames, MultipartMes
 void queue_acknowledgement(ReplyQueue& out, StreamId stream, const Acknowledgement& given) {
   Reply reply;
   reply.peer = given.peer;
-  Header header{
-      .op = Op::kReplicate, .status = given.status, .flags = wire::kReply, .sequence = given.position};
-  header.set_stream(stream);
-  header.aux = given.status == Status::kOk ? given.arrived : 0;
+  Header header = wire::RecordReply{.stream = stream,
+                                    .position = given.position,
+                                    .status = given.status,
+                                    .arrived = given.status == Status::kOk ? given.arrived : 0}
+                      .header();
   if (given.status == Status::kInternal) {
     header.count = static_cast<std::uint32_t>(given.text.size());
     reply.payload[0] = out.acquire(given.text.size());
@@ -105,7 +106,7 @@ Endpoint::Endpoint(Slots slots, const std::vector<SlotRange>& arcs, const Servic
   service_.set_scans(&scans_);
 }
 
-// --- turns ------------------------------------------------------------------------------------------------------
+// --- turns ------------------------------------------------------------------------------------------------
 
 void Endpoint::end_turn() const {
   if (service_.has_session()) {
@@ -135,7 +136,7 @@ void Endpoint::answer_questions() const noexcept {
   has_questions_.store(false);
 }
 
-// --- orders -----------------------------------------------------------------------------------------------------
+// --- orders -----------------------------------------------------------------------------------------------
 
 void Endpoint::set_waker(std::function<void()> waker) {
   const Turn turn(*this);
@@ -165,7 +166,8 @@ ArcResult Endpoint::apply(const Order& order) {
   return result;
 }
 
-// Shards are made without the mutex, which would delay requests: the table's first request comes after the order was reported done.
+// Shards are made without the mutex, which would delay requests: the table's first request comes after the
+// order was reported done.
 void Endpoint::add_table(const AddTable& order) {
   for (bool is_everywhere = false; !is_everywhere;) {
     ArcGroup::ShardMakers makers;
@@ -243,7 +245,7 @@ void Endpoint::close_sessions() {
   session_begun_.notify_all();
 }
 
-// --- the log ----------------------------------------------------------------------------------------------------
+// --- the log ----------------------------------------------------------------------------------------------
 
 void Endpoint::append_order(const Order& order, std::optional<StreamId> stream) {
   auto bytes = std::make_shared<const std::vector<std::byte>>(encode(order));
@@ -293,7 +295,7 @@ void Endpoint::append_released() {
   }
 }
 
-// --- data -------------------------------------------------------------------------------------------------------
+// --- data -------------------------------------------------------------------------------------------------
 
 void Endpoint::handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
                       MultipartMessage* received, std::uint64_t received_ns) noexcept {
@@ -372,7 +374,7 @@ void Endpoint::receive_record(std::string_view peer, std::span<const wire::Frame
   if (wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = false}, decoded_)) {
     return service_.handle(peer, frames, out);  // replies what is wrong with it
   }
-  const StreamId stream = decoded_.header.stream();
+  const StreamId stream = wire::RecordHeader::stream_of(decoded_.header);
   const bool is_fenced = fenced_.contains(stream);
   if (Follower* const follower = find_follower(stream); follower != nullptr && !is_fenced) {
     return follower->handle(peer, decoded_);
@@ -419,7 +421,7 @@ void Endpoint::acknowledge(ReplyQueue& out) noexcept {
   }
 }
 
-// --- streams ----------------------------------------------------------------------------------------------------
+// --- streams ----------------------------------------------------------------------------------------------
 
 std::vector<StreamTarget> Endpoint::targets() const {
   const Turn turn(*this);
@@ -441,10 +443,11 @@ void Endpoint::handle_backup(StreamId stream, std::span<const wire::Frame> frame
   auto* const one = log_.find(stream);
   const wire::Fault fault =
       wire::decode(frames, {.payload_bytes = limits_.request_bytes, .replies = true}, decoded_);
-  if (one == nullptr || fault || decoded_.header.op != Op::kReplicate || decoded_.header.stream() != stream) {
+  const wire::RecordReply reply = wire::RecordReply::of(decoded_.header);
+  if (one == nullptr || fault || decoded_.header.op != Op::kReplicate || reply.stream != stream) {
     return;
   }
-  log_.acknowledge(*one, decoded_.header, decoded_.text);
+  log_.acknowledge(*one, reply, decoded_.text);
   release_held(out);
   if (one->copy) {
     copy_arcs();
@@ -491,7 +494,7 @@ bool Endpoint::retired() const {
   });
 }
 
-// --- figures ----------------------------------------------------------------------------------------------------
+// --- figures ----------------------------------------------------------------------------------------------
 
 ServiceMetrics Endpoint::metrics() const {
   const Turn turn(*this);

@@ -1,21 +1,24 @@
-// Endpoint: what a data loop serves: the Service that answers clients, the logs to its backups, and the followers that it
-// has for others. No socket, no clock, no thread of its own but that of scans. Without backups the logs are empty, and
-// no reply waits. docs/replication.md is the protocol.
+// Endpoint: what a data loop serves: the Service that answers clients, the logs to its backups, and the
+// followers that it has for others. No socket, no clock, no thread of its own but that of scans. Without
+// backups the logs are empty, and no reply waits. docs/replication.md is the protocol.
 //
 //   request -> Service -> records -> next_message() -> socket of the stream -> Endpoint of the backup -> Follower
 //           -> reply, held <- commit <- handle_backup() <- socket of the stream <- acknowledgement
 //
-// What an endpoint has to do is declared by the scheduler: assign() names the arcs that it serves and the streams
-// that it sends and receives. A backup refuses the records of a stream that its own assignment does not list.
+// What an endpoint has to do is declared by the scheduler: assign() names the arcs that it serves and the
+// streams that it sends and receives. A backup refuses the records of a stream that its own assignment does
+// not list.
 //
 // Invariants
-//   I1  A reply, also that of a read, leaves only when all records that were appended before it are committed.
-//   I2  A stream's records have the positions 1, 2, 3, ... without a gap; a follower executes each once, in this
-//       order.
+//   I1  A reply, also that of a read, leaves only when all records that were appended before it are
+//       committed.
+//   I2  A stream's records have the positions 1, 2, 3, ... without a gap; a follower executes each once, in
+//       this order.
 //   I3  An arc is in at most one of: the Service, one follower. None is lost by an exception.
 //
 // Time is passed in, in milliseconds of any steady clock.
-// Threads: any; one mutex, which no call holds while it waits. Calls for the data loop are made by one thread.
+// Threads: any; one mutex, which no call holds while it waits. Calls for the data loop are made by one
+// thread.
 
 #pragma once
 
@@ -113,7 +116,7 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // --- control ------------------------------------------------------------------------------------------------------
+  // --- control --------------------------------------------------------------------------------------------
 
   // Executes an order of the scheduler and appends it to the logs of all streams.
   ArcResult apply(const Order& order);
@@ -122,21 +125,21 @@ class Endpoint {
   // As in Service; for tests.
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const;
   std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const;
-  // Waits for the next session that begins, for at most `patience`; null if there is none, or once close_sessions() was called. A
-  // session must not outlive the endpoint, which owns the shards' memory.
+  // Waits for the next session that begins, for at most `patience`; null if there is none, or once
+  // close_sessions() was called. A session must not outlive the endpoint, which owns the shards' memory.
   std::shared_ptr<CheckpointSession> next_session(std::optional<std::chrono::milliseconds> patience = {});
   // Cancels all sessions, and refuses new ones.
   void close_sessions();
   std::size_t slots() const noexcept { return slots_.count(); }
-  // Called, with the mutex held, when a control call has queued replies or messages, or has changed the targets; must not wait or call
-  // the endpoint.
+  // Called, with the mutex held, when a control call has queued replies or messages, or has changed the
+  // targets; must not wait or call the endpoint.
   void set_waker(std::function<void()> waker);
   void set_clock(NanosecondClock clock);
 
-  // --- figures ------------------------------------------------------------------------------------------------------
+  // --- figures --------------------------------------------------------------------------------------------
 
-  // What ask(service) returns. Nothing if the endpoint is executing a request for so long: heartbeats do not wait for a function of
-  // all rows.
+  // What ask(service) returns. Nothing if the endpoint is executing a request for so long: heartbeats do not
+  // wait for a function of all rows.
   template <class Ask>
   auto within(std::chrono::milliseconds patience, const Ask& ask) const {
     return answer_to(patience, [&] {
@@ -149,22 +152,25 @@ class Endpoint {
   // As within().
   std::optional<ReplicationStatus> replication(std::chrono::milliseconds patience) const;
 
-  // --- replication: any thread --------------------------------------------------------------------------------------
+  // --- replication: any thread ----------------------------------------------------------------------------
 
-  // Makes the endpoint what the assignment says. No effect if its epoch is not newer than the last one's. Throws
-  // std::invalid_argument, with nothing changed, if it names arcs of a follower that has diverged. After std::bad_alloc it can be called
-  // again: no arc is lost.
+  // Makes the endpoint what the assignment says. No effect if its epoch is not newer than the last one's.
+  // Throws std::invalid_argument, with nothing changed, if it names arcs of a follower that has diverged.
+  // After std::bad_alloc it can be called again: no arc is lost.
   void assign(const Assignment& assignment);
   // The last position that was appended.
   std::uint64_t position() const;
   // Whether every stream has acknowledged everything up to it.
   bool committed(std::uint64_t position) const;
-  // Whether the backups of arcs that have left the Service have acknowledged all of their records. Other streams may begin with arcs
-  // that the same assignment has brought, and wait until their backups are assigned.
+  // Whether the backups of arcs that have left the Service have acknowledged all of their records. Other
+  // streams may begin with arcs that the same assignment has brought, and wait until their backups are
+  // assigned.
   bool retired() const;
-  // Refuses all further records of incoming streams, whose primaries have died. Their followers stay until the next assignment.
+  // Refuses all further records of incoming streams, whose primaries have died. Their followers stay until
+  // the next assignment.
   void close_incoming(std::span<const StreamId> streams);
-  // How far the copies of arcs are, by first slot, those that are set aside as well. Without followers that have diverged.
+  // How far the copies of arcs are, by first slot, those that are set aside as well. Without followers that
+  // have diverged.
   std::map<std::size_t, std::uint64_t> stamps() const;
   // Calls use(arcs) with the arcs of the follower of a stream. std::invalid_argument: there is none.
   template <class Use>
@@ -175,15 +181,16 @@ class Endpoint {
   // As Follower::act_on(): an order for the follower of a stream whose primary died before it logged it.
   ArcResult apply_to_follower(StreamId stream, std::span<const SlotRange> arcs, const Order& order);
 
-  // --- data: called by the data loop's thread -----------------------------------------------------------------------
+  // --- data: called by the data loop's thread -------------------------------------------------------------
 
-  // As Service::handle(). Replies that wait for a commit are held; handle_backup(), on_time() and released() queue them.
+  // As Service::handle(). Replies that wait for a commit are held; handle_backup(), on_time() and released()
+  // queue them.
   void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
               MultipartMessage* received = nullptr, std::uint64_t received_ns = 0) noexcept;
   // Moves the replies that control calls have queued.
   void released(ReplyQueue& out) noexcept;
-  // Queues the acknowledgements of the streams from which handle() has received something. To be called before the loop waits, and at
-  // least after every 64 messages.
+  // Queues the acknowledgements of the streams from which handle() has received something. To be called
+  // before the loop waits, and at least after every 64 messages.
   void acknowledge(ReplyQueue& out) noexcept;
   // Changes whenever targets() does.
   std::uint64_t targets_version() const noexcept { return targets_version_.load(std::memory_order_acquire); }
@@ -195,16 +202,18 @@ class Endpoint {
   void handle_backup(StreamId stream, std::span<const wire::Frame> frames, ReplyQueue& out) noexcept;
   // The stream has a new connection, or a message could not be sent: what is not acknowledged is sent again.
   void reconnected(StreamId stream) noexcept;
-  // To be called once per turn of the loop, before it handles messages: sends again, keeps streams alive, throttles copies.
+  // To be called once per turn of the loop, before it handles messages: sends again, keeps streams alive,
+  // throttles copies.
   void on_time(Milliseconds now, ReplyQueue& out) noexcept;
-  // To be called before the loop waits: while no request does, a copy need not wait for its next time. Takes pieces if all that were
-  // taken are on their way. Whether it has; then the loop goes on.
+  // To be called before the loop waits: while no request does, a copy need not wait for its next time. Takes
+  // pieces if all that were taken are on their way. Whether it has; then the loop goes on.
   bool use_idle_time() noexcept;
   // When on_time() is due at the latest; the greatest number: only after another call.
   Milliseconds next_time() const noexcept;
 
  private:
-  // What an assignment has taken and not given to anybody yet. It outlives an exception, and the next assignment goes on with it.
+  // What an assignment has taken and not given to anybody yet. It outlives an exception, and the next
+  // assignment goes on with it.
   struct Moving {
     std::vector<std::unique_ptr<Arc>> arcs{};
     std::vector<Handover> handovers{};
@@ -229,8 +238,8 @@ class Endpoint {
   const Follower& follower_of(StreamId stream) const REQUIRES(mutex_);
   // assign.cc
   void check(const Assignment& assignment) const REQUIRES(mutex_);
-  // Moves the newest of the arcs which are wanted elsewhere from the followers to moving_, and drops the followers that are not listed.
-  // If it throws, nothing has changed.
+  // Moves the newest of the arcs which are wanted elsewhere from the followers to moving_, and drops the
+  // followers that are not listed. If it throws, nothing has changed.
   void take_from_followers(const Assignment& assignment, std::vector<std::unique_ptr<Follower>>& dropped)
       REQUIRES(mutex_);
   void update_streams(const Assignment& assignment, std::span<const Handover> handovers) REQUIRES(mutex_);
@@ -240,10 +249,11 @@ class Endpoint {
                        const Handover& handover) REQUIRES(mutex_);
   // What the backup has of the stream's copy is dropped; it begins again.
   void abort_copy(ReplicationLog::Stream& stream) REQUIRES(mutex_);
-  // Whether a save may begin, which cancels the copies in progress; not if another save has already delayed one of them.
+  // Whether a save may begin, which cancels the copies in progress; not if another save has already delayed
+  // one of them.
   bool admit_save() noexcept REQUIRES(mutex_);
-  // Begins and continues copies, as far as the rate and the acknowledgements allow. Takes pieces if it is time or `is_idle`; returns
-  // their bytes.
+  // Begins and continues copies, as far as the rate and the acknowledgements allow. Takes pieces if it is
+  // time or `is_idle`; returns their bytes.
   std::size_t copy_arcs(bool is_idle = false) noexcept REQUIRES(mutex_);
   ReplicationStatus status() const REQUIRES(mutex_);
   void wake() REQUIRES(mutex_);
@@ -253,7 +263,8 @@ class Endpoint {
     bool is_answered = false;
     CondVar answered{};
   };
-  // Holds the mutex. At its end, questions are answered, and who waits for a session is told of one that has begun.
+  // Holds the mutex. At its end, questions are answered, and who waits for a session is told of one that has
+  // begun.
   class SCOPED_CAPABILITY Turn {
    public:
     explicit Turn(const Endpoint& endpoint) ACQUIRE(endpoint.mutex_) : endpoint_(endpoint) {

@@ -1,6 +1,6 @@
 // Functions of all rows that change none. They are computed beside the requests if the rows are many
-// (endpoint/scans.h), but for workers under BSP. These may take longer than a worker waits before it asks again: the
-// answer to the last one of each worker is kept, and answers its repetitions.
+// (endpoint/scans.h), but for workers under BSP. These may take longer than a worker waits before it asks
+// again: the answer to the last one of each worker is kept, and answers its repetitions.
 
 #include <algorithm>
 #include <functional>

@@ -33,7 +33,8 @@ class HeldReplies {
     replies.erase(replies.begin() + static_cast<std::ptrdiff_t>(first), replies.end());
   }
 
-  // Queues those up to a position. Where there is no memory the others leave next time: a reply is moved only once there is room.
+  // Queues those up to a position. Where there is no memory the others leave next time: a reply is moved only
+  // once there is room.
   void release(ReplyQueue& out, std::uint64_t committed) noexcept {
     try {
       while (!held_.empty() && held_.front().position <= committed) {

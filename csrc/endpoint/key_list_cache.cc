@@ -8,7 +8,8 @@ namespace shoal {
 
 namespace {
 
-// The bytes of a list in addition to its hashes: the nodes of the list and of the map, and the allocator's headers.
+// The bytes of a list in addition to its hashes: the nodes of the list and of the map, and the allocator's
+// headers.
 constexpr std::size_t kOverhead = 160;
 
 }  // namespace

@@ -1,8 +1,10 @@
-// KeyListCache: key lists that workers will probably use again, found by the digest that replaces them on the wire.
+// KeyListCache: key lists that workers will probably use again, found by the digest that replaces them on the
+// wire.
 //
-// Algorithm. A content-addressed LRU cache. A worker pulls the rows of a batch, soon pushes to the same rows, and reads the
-// same batch in later passes; from the second time on it sends 16 bytes instead of the list. A list is identified by all 128
-// bits of its digest and by its length, and is shared by all workers. After an eviction the worker sends the list again.
+// Algorithm. A content-addressed LRU cache. A worker pulls the rows of a batch, soon pushes to the same rows,
+// and reads the same batch in later passes; from the second time on it sends 16 bytes instead of the list. A
+// list is identified by all 128 bits of its digest and by its length, and is shared by all workers. After an
+// eviction the worker sends the list again.
 //
 // Invariants
 //   I1  bytes() <= capacity; a list larger than the capacity is not kept.

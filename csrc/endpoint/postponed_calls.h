@@ -1,7 +1,7 @@
 // PostponedCalls: counts how often each call of a worker was told to retry later.
 //
-// Algorithm. A direct-mapped table of counters, by sequence number. The numbers of a worker's calls in flight span less than its
-// size (replica/dedup_window.h).
+// Algorithm. A direct-mapped table of counters, by sequence number. The numbers of a worker's calls in flight
+// span less than its size (replica/dedup_window.h).
 //
 // Threads: none of its own; one owner.
 

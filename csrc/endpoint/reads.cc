@@ -1,9 +1,9 @@
-// A read waits until its clock may be read in all arcs, and no arc goes beyond that clock before it is answered: a
-// read sees the same clocks in every arc.
+// A read waits until its clock may be read in all arcs, and no arc goes beyond that clock before it is
+// answered: a read sees the same clocks in every arc.
 //
-//   BSP      A read at c waits for applied >= c; a pull that comes after its clock was applied is refused. A sweep at
-//            c waits likewise and precedes the step of c. Arcs may differ in `applied` while a step waits for memory
-//            in one of them.
+//   BSP      A read at c waits for applied >= c; a pull that comes after its clock was applied is refused. A
+//            sweep at c waits likewise and precedes the step of c. Arcs may differ in `applied` while a step
+//            waits for memory in one of them.
 //   SSP(s)   A read at c waits until c - floor <= s; all workers have ticked the clocks below `floor`.
 //   ASP      Reads never wait.
 

@@ -1,5 +1,5 @@
-// What changes nothing: PULL, CONTAINS, STATE, PREFETCH, SLOT, SECTION, STATS, and REDUCE and SWEEP where they only
-// read (functions.cc). A read that waits for its clock is deferred, and answered later.
+// What changes nothing: PULL, CONTAINS, STATE, PREFETCH, SLOT, SECTION, STATS, and REDUCE and SWEEP where
+// they only read (functions.cc). A read that waits for its clock is deferred, and answered later.
 
 #pragma once
 

@@ -29,7 +29,8 @@ struct Reply {
   std::array<std::byte, kHeaderBytes> header;
   std::array<PooledBuffer, kMaxPayloadFrames> payload;
   std::size_t frames = 0;  // of the payload
-  // Of a reply that states how long the server took (wire/times.h): when its request was received; otherwise 0.
+  // Of a reply that states how long the server took (wire/times.h): when its request was received; otherwise
+  // 0.
   std::uint64_t received_ns = 0;
   std::uint64_t shard_ns = 0;
 

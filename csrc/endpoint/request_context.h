@@ -1,5 +1,6 @@
-// RequestContext: a request on its way through the handlers, on the stack of the call. Outcome: what a handler
-// returns: the reply, or a refusal. Out of memory and other exceptions become refusals in one place (service.cc).
+// RequestContext: a request on its way through the handlers, on the stack of the call. Outcome: what a
+// handler returns: the reply, or a refusal. Out of memory and other exceptions become refusals in one place
+// (service.cc).
 
 #pragma once
 

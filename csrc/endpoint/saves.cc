@@ -133,7 +133,8 @@ Outcome end(ServiceState& state, RequestContext& request) {
   const std::optional<std::string> name =
       is_written ? std::optional(wire::base_name(numbers.subspan(1))) : std::nullopt;
   const bool has_ended = session != nullptr && session->end(name);
-  // After the session has ended: a shard that it shares leaves the memory budget only when a thread has freed it.
+  // After the session has ended: a shard that it shares leaves the memory budget only when a thread has freed
+  // it.
   for (const auto& [arc, id] : incomplete) {
     arc->apply(DropLoadOp{.table = id});
   }
@@ -152,7 +153,7 @@ Outcome end(ServiceState& state, RequestContext& request) {
 
 }  // namespace
 
-// --- sessions ---------------------------------------------------------------------------------------------------
+// --- sessions ---------------------------------------------------------------------------------------------
 
 CheckpointSession* Saves::find(const CheckpointSession::Name& name) const noexcept {
   const auto found = std::ranges::find_if(
@@ -225,7 +226,7 @@ void Saves::cancel_copies(const Arc* arc) noexcept {
   }
 }
 
-// --- requests ---------------------------------------------------------------------------------------------------
+// --- requests ---------------------------------------------------------------------------------------------
 
 Outcome save(ServiceState& state, RequestContext& request) {
   switch (request.header.op) {

@@ -1,5 +1,6 @@
-// Saves: the saves and loads of checkpoints in progress, by the server's own threads (endpoint/checkpoint_session.h),
-// and the copies of arcs, which a save cancels. save() handles SAVE_BEGIN, SAVE_POLL and SAVE_END.
+// Saves: the saves and loads of checkpoints in progress, by the server's own threads
+// (endpoint/checkpoint_session.h), and the copies of arcs, which a save cancels. save() handles SAVE_BEGIN,
+// SAVE_POLL and SAVE_END.
 //
 // Threads: that of the Service; sessions have a mutex of their own.
 

@@ -1,8 +1,11 @@
-// Scans: functions of all rows that change none, computed by a thread of their own: no request waits for them.
+// Scans: functions of all rows that change none, computed by a thread of their own: no request waits for
+// them.
 //
-// A slot is locked while its rows are read, and pushes go on between two slots: a result is not that of one moment.
+// A slot is locked while its rows are read, and pushes go on between two slots: a result is not that of one
+// moment.
 //
-// Threads: has() and add() by one at a time; `done` is called by the thread of the scans. The destructor waits for the scan in progress.
+// Threads: has() and add() by one at a time; `done` is called by the thread of the scans. The destructor
+// waits for the scan in progress.
 
 #pragma once
 

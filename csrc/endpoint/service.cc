@@ -1,10 +1,11 @@
-// Scatter and gather. A message is decoded once, cut along the arcs, executed by each arc for its slice, at once or
-// at the end of a clock, and answered by one reply, in whose memory the arcs have put their slices. Replies that a
-// request releases for other peers leave together with its own.
+// Scatter and gather. A message is decoded once, cut along the arcs, executed by each arc for its slice, at
+// once or at the end of a clock, and answered by one reply, in whose memory the arcs have put their slices.
+// Replies that a request releases for other peers leave together with its own.
 //
-// Arcs move between services as objects: take_arcs() of one, adopt() of another. What an adopted arc lacks of the
-// orders that the other arcs have executed, or they of its orders, is completed when the order is repeated. Until
-// then requests of workers that some arc does not know, and of tables that some arc does not have, are refused.
+// Arcs move between services as objects: take_arcs() of one, adopt() of another. What an adopted arc lacks of
+// the orders that the other arcs have executed, or they of its orders, is completed when the order is
+// repeated. Until then requests of workers that some arc does not know, and of tables that some arc does not
+// have, are refused.
 
 #include "endpoint/service.h"
 
@@ -41,7 +42,7 @@ Service::Service(Slots slots, const std::vector<SlotRange>& arcs, const ServiceL
   follow(std::move(room));
 }
 
-// --- in ---------------------------------------------------------------------------------------------------------
+// --- in ---------------------------------------------------------------------------------------------------
 
 template <class Serve>
 void Service::receive(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
@@ -190,7 +191,7 @@ Outcome Service::serve(RequestContext& request) {
   return is_read(header) ? read(state_, request, *table) : write(state_, request, *table);
 }
 
-// --- completed clocks, and the reads that they release ----------------------------------------------------------
+// --- completed clocks, and the reads that they release ----------------------------------------------------
 
 void Service::advance(ReplyQueue& out, RequestContext* timed) noexcept {
   std::uint64_t failures = 0;
@@ -271,7 +272,7 @@ void Service::track_released(bool tracks) {
   }
 }
 
-// --- out --------------------------------------------------------------------------------------------------------
+// --- out --------------------------------------------------------------------------------------------------
 
 // The one place where an exception of a handler becomes a reply.
 template <class Serve>

@@ -1,5 +1,5 @@
-// Service: the requests of one data loop as a state machine, without a socket, a lock or a thread. It reads the time
-// only for requests with the flag kTimed; no decision depends on it.
+// Service: the requests of one data loop as a state machine, without a socket, a lock or a thread. It reads
+// the time only for requests with the flag kTimed; no decision depends on it.
 //
 //   message -> decode -> job, worker -> table -> slices of the arcs (slots that are elsewhere are reported)
 //           -> checks and limits for all slices -> operations of the arcs, or DeferredReads -> its reply, and the
@@ -9,11 +9,12 @@
 //
 // Invariants
 //   I1  No read is deferred that may be answered. Under BSP no arc applies the clock of a deferred read.
-//   I2  A worker's request is executed only if all arcs have its job and have admitted it. A request that throws is
-//       executed when it is sent again, in those arcs and slots that have not executed it (I2 of replica/arc.h).
+//   I2  A worker's request is executed only if all arcs have its job and have admitted it. A request that
+//       throws is executed when it is sent again, in those arcs and slots that have not executed it (I2 of
+//       replica/arc.h).
 //
-// Bounds: of each job the deferred reads (number; bytes with their replies) and the pending pushes (bytes; those of
-// later clocks may take half), and the bytes of a reply: else OVERLOADED. The rows: policy/budget.h.
+// Bounds: of each job the deferred reads (number; bytes with their replies) and the pending pushes (bytes;
+// those of later clocks may take half), and the bytes of a reply: else OVERLOADED. The rows: policy/budget.h.
 //
 // Threads: none of its own; one caller at a time (endpoint/endpoint.h has the mutex).
 
@@ -43,7 +44,7 @@ class Service {
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  // --- control ------------------------------------------------------------------------------------------------------
+  // --- control --------------------------------------------------------------------------------------------
 
   // Executes an order of the scheduler. What it means by the default job is the job of resolved().
   ArcResult apply(const Order& order);
@@ -60,23 +61,25 @@ class Service {
   // A copy of a table's current state, for tests.
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const { return state_.arcs.snapshot(id); }
 
-  // Adds the arcs of these slots to others, for another owner, and removes them here: each range is that of one arc. Deferred reads of
-  // their slots are refused, and saves and loads in progress that include them are cancelled. Anything else in the arcs goes on where
-  // they are adopted. If it throws, no arc has moved; it does not if the arcs are here and `to` has room for them.
+  // Adds the arcs of these slots to others, for another owner, and removes them here: each range is that of
+  // one arc. Deferred reads of their slots are refused, and saves and loads in progress that include them are
+  // cancelled. Anything else in the arcs goes on where they are adopted. If it throws, no arc has moved; it
+  // does not if the arcs are here and `to` has room for them.
   void take_arcs(std::span<const SlotRange> ranges, std::vector<std::unique_ptr<Arc>>& to);
   // As ArcGroup::adopt().
   void adopt(std::span<std::unique_ptr<Arc>> arcs);
   void discard(std::vector<std::unique_ptr<Arc>> arcs) { state_.arcs.discard(std::move(arcs)); }
   std::vector<SlotRange> arcs() const { return state_.arcs.ranges(); }
-  // A copy of an arc as of now, whose pieces are taken between requests. A save that begins cancels it. std::invalid_argument: there is
-  // no such arc, or a table is being saved, copied or loaded.
+  // A copy of an arc as of now, whose pieces are taken between requests. A save that begins cancels it.
+  // std::invalid_argument: there is no such arc, or a table is being saved, copied or loaded.
   std::shared_ptr<ArcCopy> begin_copy(const SlotRange& range);
   // All of its pieces, for tests.
   std::vector<std::vector<std::byte>> save_arc(const SlotRange& range) const {
     return state_.arcs.find(range).save();
   }
 
-  // The next save or load that begins; null: there is none. It must not outlive the service, which owns the shards' memory.
+  // The next save or load that begins; null: there is none. It must not outlive the service, which owns the
+  // shards' memory.
   std::shared_ptr<CheckpointSession> take_session() noexcept { return state_.saves.take(); }
   bool has_session() const noexcept { return state_.saves.has_unclaimed(); }
   // Cancels all saves and loads, and refuses new ones.
@@ -89,10 +92,11 @@ class Service {
   // Has functions of many rows computed there; each ends by finish_scan().
   void set_scans(Scans* scans) noexcept { state_.scans = scans; }
 
-  // --- data ---------------------------------------------------------------------------------------------------------
+  // --- data -----------------------------------------------------------------------------------------------
 
-  // Executes one message of a peer. Queues replies to it and to others. `received`: the message that has the frames; the service
-  // may take some of them. Null: others own the frames. `received_ns`: when, by the clock; 0: unknown, and the reply has no times.
+  // Executes one message of a peer. Queues replies to it and to others. `received`: the message that has the
+  // frames; the service may take some of them. Null: others own the frames. `received_ns`: when, by the
+  // clock; 0: unknown, and the reply has no times.
   void handle(std::string_view peer, std::span<const wire::Frame> frames, ReplyQueue& out,
               MultipartMessage* received = nullptr, std::uint64_t received_ns = 0) noexcept;
   // Replies OVERLOADED to a message, which is not executed: the peer asks again after a pause.
@@ -103,7 +107,7 @@ class Service {
   void released(ReplyQueue& out) noexcept;
   bool has_released() noexcept { return !released_.replies().empty(); }
 
-  // --- the log ------------------------------------------------------------------------------------------------------
+  // --- the log --------------------------------------------------------------------------------------------
 
   // What the last message did to the arcs.
   struct Executed {
@@ -127,7 +131,7 @@ class Service {
     return state_.arcs.applied_sum(ranges);
   }
 
-  // --- figures ------------------------------------------------------------------------------------------------------
+  // --- figures --------------------------------------------------------------------------------------------
 
   // What an arc holds, and how many rows of it were read or changed since its tables were made here.
   struct ArcLoad {
@@ -147,8 +151,9 @@ class Service {
   std::vector<TableLoad> table_loads() const;
   // The keys that pulls and pushes have named most often, and the number of samples.
   std::pair<std::vector<HotKey>, std::uint64_t> hot_keys(std::size_t most) const;
-  // Rows of a table of integers as they are now, for displays: no clock is awaited, and nothing is counted as a pull. A key without a
-  // row reads 0. Empty if some of the slots are not served here, or there is no such table.
+  // Rows of a table of integers as they are now, for displays: no clock is awaited, and nothing is counted as
+  // a pull. A key without a row reads 0. Empty if some of the slots are not served here, or there is no such
+  // table.
   std::vector<std::int64_t> peek(std::uint32_t id, std::span<const std::uint64_t> hashes) const;
   ServiceMetrics metrics() const;
   std::size_t slots() const noexcept { return state_.slots.count(); }
@@ -173,7 +178,8 @@ class Service {
   void send(RequestContext& request, wire::Header header, std::size_t frames, PooledBuffer first,
             PooledBuffer second);
 
-  // Applies the clocks that have ended, and answers the reads that they release. `timed`: whose time the steps are part of.
+  // Applies the clocks that have ended, and answers the reads that they release. `timed`: whose time the
+  // steps are part of.
   void advance(ReplyQueue& out, RequestContext* timed = nullptr) noexcept;
   void release(DeferredReads::Read read, ReplyQueue& out) noexcept;
   Outcome execute_released(RequestContext& request);

@@ -43,7 +43,7 @@ void Service::refuse_deferred() noexcept {
   });
 }
 
-// --- orders -----------------------------------------------------------------------------------------------------
+// --- orders -----------------------------------------------------------------------------------------------
 
 void Service::forget_worker(const WorkerId& worker) {
   JobRequests* const job = state_.find_job(worker.job);
@@ -77,7 +77,8 @@ void Service::forget_worker(const WorkerId& worker) {
 
 ArcResult Service::apply(const Order& order) {
   const auto& arcs = state_.arcs.arcs();
-  // If one of these incarnations, of 1 to `last`, is admitted: a sweep that waits for its clock would act afterwards.
+  // If one of these incarnations, of 1 to `last`, is admitted: a sweep that waits for its clock would act
+  // afterwards.
   const auto forget = [&](const WorkerId& worker, std::uint32_t last) {
     if (std::ranges::any_of(arcs, [&](const auto& arc) {
           const std::uint32_t known = arc->jobs().incarnation(worker);
@@ -134,7 +135,7 @@ std::vector<std::uint32_t> Service::tables() const {
   return ids;
 }
 
-// --- arcs that come and go --------------------------------------------------------------------------------------
+// --- arcs that come and go --------------------------------------------------------------------------------
 
 void Service::set_map(std::uint32_t epoch, const std::vector<SlotRange>& ranges) {
   StateRoom room = state_.make_room(state_.arcs.arcs().size() + ranges.size());
@@ -188,7 +189,7 @@ std::shared_ptr<ArcCopy> Service::begin_copy(const SlotRange& range) {
   return copy;
 }
 
-// --- figures ----------------------------------------------------------------------------------------------------
+// --- figures ----------------------------------------------------------------------------------------------
 
 std::vector<Service::ArcLoad> Service::arc_loads() const {
   std::vector<ArcLoad> loads;

@@ -99,7 +99,8 @@ void ServiceState::follow_arcs(StateRoom room) noexcept {
     return has_ended;
   });
   for (const auto& job : jobs) {
-    const JobState* const first = arcs.arcs().empty() ? nullptr : arcs.arcs().front()->jobs().find(job->number);
+    const JobState* const first =
+        arcs.arcs().empty() ? nullptr : arcs.arcs().front()->jobs().find(job->number);
     job->arcs_agree = std::ranges::all_of(arcs.arcs(), [&](const auto& arc) {
       const JobState* const state = arc->jobs().find(job->number);
       return state != nullptr && first != nullptr && state->number == job->number &&
@@ -119,7 +120,7 @@ void ServiceState::limit_waiting() noexcept {
   }
 }
 
-// --- outcomes ---------------------------------------------------------------------------------------------------
+// --- outcomes ---------------------------------------------------------------------------------------------
 
 Answer done(PooledBuffer refused, std::uint32_t aux) {
   const auto count = static_cast<std::uint32_t>(refused.size() / sizeof(std::uint16_t));

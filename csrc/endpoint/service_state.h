@@ -1,5 +1,5 @@
-// ServiceState: what the handlers of a Service share (reads.h, writes.h, saves.h): the arcs, what there is of the
-// requests of each job, caches, limits and metrics. Private to endpoint/.
+// ServiceState: what the handlers of a Service share (reads.h, writes.h, saves.h): the arcs, what there is of
+// the requests of each job, caches, limits and metrics. Private to endpoint/.
 //
 // Threads: that of the Service.
 
@@ -76,7 +76,7 @@ struct StateRoom {
 struct ServiceState {
   ServiceState(Slots of, const ServiceLimits& given);
 
-  // --- questions ----------------------------------------------------------------------------------------------------
+  // --- questions ------------------------------------------------------------------------------------------
 
   // Null: there is none, or some arc does not have it.
   ServedTable* find_table(std::uint32_t id) noexcept;
@@ -93,7 +93,7 @@ struct ServiceState {
   // For requests that mean all slots of their map.
   bool has_newest_map(const RequestContext& request) const noexcept { return request.header.epoch >= epoch; }
 
-  // --- what changes with the arcs, the jobs and the tables ----------------------------------------------------------
+  // --- what changes with the arcs, the jobs and the tables ------------------------------------------------
 
   // For so many arcs, and for these tables and jobs in addition.
   StateRoom make_room(std::size_t num_arcs, const std::map<std::uint32_t, TableSpec>& more_tables = {},
@@ -131,7 +131,7 @@ struct ServiceState {
   Cut cut{};  // of the current request
 };
 
-// --- outcomes -------------------------------------------------------------------------------------------------------
+// --- outcomes ---------------------------------------------------------------------------------------------
 
 // OK, or WRONG_EPOCH with the slots that are elsewhere.
 Answer done(PooledBuffer refused, std::uint32_t aux = 0);

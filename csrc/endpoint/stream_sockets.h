@@ -1,18 +1,20 @@
 // StreamSockets: the connections of a data loop to the backups of its endpoint, one DEALER per stream.
 //
 // Algorithm. The targets of the Endpoint name the streams to be connected, and their addresses. A message is
-// sent from the memory of its frames, which libzmq shares. A socket monitor observes the end of each connection; the
-// DEALER is then closed and, after a pause that doubles while nothing is received, replaced by another one, over which
-// the service sends again what was not acknowledged. Nothing is therefore sent twice over one connection. A connection
-// whose peer has sent invalid data is replaced, too. libzmq repeats connection attempts that are refused. A connection
-// without valid replies is replaced as well, at increasing intervals: bytes that were lost within it may have turned
-// all replies into parts of one message.
+// sent from the memory of its frames, which libzmq shares. A socket monitor observes the end of each
+// connection; the DEALER is then closed and, after a pause that doubles while nothing is received, replaced
+// by another one, over which the service sends again what was not acknowledged. Nothing is therefore sent
+// twice over one connection. A connection whose peer has sent invalid data is replaced, too. libzmq repeats
+// connection attempts that are refused. A connection without valid replies is replaced as well, at increasing
+// intervals: bytes that were lost within it may have turned all replies into parts of one message.
 //
 //   Endpoint::next_message -> DEALER -> backup        backup -> DEALER -> Endpoint::handle_backup
 //
 // Invariants
-//   I1  No call waits for a peer. A DEALER has no limit for messages: the log limits what is sent and not acknowledged.
-//   I2  A message is sent whole or not at all; after one that was not sent, reconnected() is called before the next one.
+//   I1  No call waits for a peer. A DEALER has no limit for messages: the log limits what is sent and not
+//       acknowledged.
+//   I2  A message is sent whole or not at all; after one that was not sent, reconnected() is called before
+//       the next one.
 //
 // Threads: one, that of the data loop.
 
@@ -52,8 +54,8 @@ class StreamSockets {
   // Pauses before a socket is opened again.
   static constexpr Milliseconds kMinPauseMs = 20;
   static constexpr Milliseconds kMaxPauseMs = 500;
-  // A connection whose peer's libzmq does not answer for so long has ended: it is cut off, or the framing of its bytes is damaged. A
-  // backup that is busy answers.
+  // A connection whose peer's libzmq does not answer for so long has ended: it is cut off, or the framing of
+  // its bytes is damaged. A backup that is busy answers.
   static constexpr int kHeartbeatMs = 250;
   static constexpr int kSilentMs = 1000;
   // A connection without a valid reply is replaced after so long; doubles up to the second number.
@@ -69,9 +71,11 @@ class StreamSockets {
 
   bool empty() const noexcept { return streams_.empty(); }
 
-  // Opens and closes sockets as the service's targets say. False if there is no memory for them: call it again.
+  // Opens and closes sockets as the service's targets say. False if there is no memory for them: call it
+  // again.
   bool update(Milliseconds now) noexcept;
-  // Sends the messages that the service has and passes it the acknowledgements that have arrived. Whether there may be more.
+  // Sends the messages that the service has and passes it the acknowledgements that have arrived. Whether
+  // there may be more.
   bool exchange(Milliseconds now, ReplyQueue& out) noexcept;
   // Appends what a poll has to wait for.
   void append(std::vector<zmq::PollItem>& items) const;

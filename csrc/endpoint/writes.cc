@@ -1,8 +1,8 @@
-// Writes are executed once per slot and sequence number; where an arc fails, a repetition continues with it. A TICK
-// is accepted, by all arcs, when it is the worker's next one and all pushes that it names have been received; a
-// repeated one is acknowledged again; otherwise the reply is RETRY. A BSP step that would exceed the memory budget is
-// not made, and the next pulls and pushes of the table report it. A change for which a concurrent save has no memory
-// is postponed a few times: the service never waits for a disk.
+// Writes are executed once per slot and sequence number; where an arc fails, a repetition continues with it.
+// A TICK is accepted, by all arcs, when it is the worker's next one and all pushes that it names have been
+// received; a repeated one is acknowledged again; otherwise the reply is RETRY. A BSP step that would exceed
+// the memory budget is not made, and the next pulls and pushes of the table report it. A change for which a
+// concurrent save has no memory is postponed a few times: the service never waits for a disk.
 
 #include "endpoint/writes.h"
 
@@ -20,12 +20,12 @@ using wire::Status;
 
 namespace {
 
-// A tick names a message of a push, once for each arc, by its sequence and the slot of its last row there, which is executed
-// last.
+// A tick names a message of a push, once for each arc, by its sequence and the slot of its last row there,
+// which is executed last.
 constexpr unsigned kSequenceBits = 48;
 constexpr std::uint64_t kSequences = (std::uint64_t{1} << kSequenceBits) - 1;
-// How often a change is postponed while a save has no memory for it, after pauses that grow from 20 ms to 1 s; and how often
-// a change of all rows is postponed during a save, which would have to preserve every row.
+// How often a change is postponed while a save has no memory for it, after pauses that grow from 20 ms to 1
+// s; and how often a change of all rows is postponed during a save, which would have to preserve every row.
 constexpr std::uint32_t kMaxPostponed = 3;
 constexpr std::uint32_t kMaxPostponedAll = 16;
 
@@ -41,7 +41,8 @@ std::optional<Refusal> check_dim(const RequestContext& request, const ServedTabl
       std::to_string(request.header.dim));
 }
 
-// Whether a concurrent save has no memory for the rows that it would have to preserve, and the change can wait for it.
+// Whether a concurrent save has no memory for the rows that it would have to preserve, and the change can
+// wait for it.
 bool is_postponed(ServiceState& state, const RequestContext& request) {
   const bool fits = std::ranges::all_of(state.cut.slices, [&](const Slice& slice) {
     return !slice.left.any || slice.arc->find(request.header.table)->shard->fits_save(slice.left.rows());
@@ -61,7 +62,7 @@ bool has_done(ServiceState& state, const RequestContext& request) {
   return is_done;
 }
 
-// --- push -------------------------------------------------------------------------------------------------------
+// --- push -------------------------------------------------------------------------------------------------
 
 // Whether the pushes that wait for the end of their clocks may take what is left of this one.
 std::optional<Refusal> check_pending(const ServiceState& state, const RequestContext& request,
@@ -139,7 +140,7 @@ Outcome push(ServiceState& state, RequestContext& request, ServedTable& table) {
   return done(std::move(refused));
 }
 
-// --- assign, erase ----------------------------------------------------------------------------------------------
+// --- assign, erase ----------------------------------------------------------------------------------------
 
 Outcome assign(ServiceState& state, RequestContext& request, ServedTable& table) {
   if (auto refusal = check_dim(request, table)) {
@@ -166,7 +167,7 @@ Outcome erase(ServiceState& state, RequestContext& request) {
   return done(std::move(refused), static_cast<std::uint32_t>(erased));
 }
 
-// --- functions --------------------------------------------------------------------------------------------------
+// --- functions --------------------------------------------------------------------------------------------
 
 Outcome change(ServiceState& state, RequestContext& request) {
   const bool is_saving = std::ranges::any_of(state.arcs.arcs(), [&](const auto& arc) {
@@ -218,8 +219,9 @@ Outcome tick(ServiceState& state, RequestContext& request) {
     const std::uint64_t sequence = number & kSequences;
     const std::size_t slot = number >> kSequenceBits;  // plus one; 0 for any
     if (slot == 0) {
-      return std::ranges::any_of(state.arcs.arcs(),
-                                 [&](const auto& arc) { return arc->jobs().has_done(request.worker(), sequence); });
+      return std::ranges::any_of(state.arcs.arcs(), [&](const auto& arc) {
+        return arc->jobs().has_done(request.worker(), sequence);
+      });
     }
     const Arc* const arc = slot <= state.slots.count() ? state.arcs.arc_of(slot - 1) : nullptr;
     return arc != nullptr && arc->jobs().has_done(request.worker(), sequence, slot - 1);

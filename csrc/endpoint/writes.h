@@ -1,5 +1,6 @@
-// What changes rows: PUSH, ASSIGN, ERASE, LOAD_*, TICK, SWEEP, and REDUCE where it changes rows. Each function checks
-// a request against the map, the clocks and the limits, has the arcs execute it, and returns the reply.
+// What changes rows: PUSH, ASSIGN, ERASE, LOAD_*, TICK, SWEEP, and REDUCE where it changes rows. Each
+// function checks a request against the map, the clocks and the limits, has the arcs execute it, and returns
+// the reply.
 
 #pragma once
 

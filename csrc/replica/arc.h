@@ -1,15 +1,17 @@
-// Arc: a contiguous range of slots of every table, with all state that is needed to serve it: a deterministic state
-// machine with exactly-once writes and, under BSP, one step a clock with the merge of all pushes. Two arcs with equal state that execute the same operations stay equal, bit by bit. The
-// caller (endpoint/service.h) decides before whether an operation is accepted. It knows no peers, replies, sockets, key
-// lists or encodings.
+// Arc: a contiguous range of slots of every table, with all state that is needed to serve it: a deterministic
+// state machine with exactly-once writes and, under BSP, one step a clock with the merge of all pushes. Two
+// arcs with equal state that execute the same operations stay equal, bit by bit. The caller
+// (endpoint/service.h) decides before whether an operation is accepted. It knows no peers, replies, sockets,
+// key lists or encodings.
 //
-// Several jobs may be served at once (replica/jobs.h), each with its own clocks. A table may be used by several:
-// then their operations and steps act on its rows in the order in which the arc executes them, each as a whole.
+// Several jobs may be served at once (replica/jobs.h), each with its own clocks. A table may be used by
+// several: then their operations and steps act on its rows in the order in which the arc executes them, each
+// as a whole.
 //
 // Invariants
-//   I1  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is repeated. A
-//       push, or the step of a clock, that ran out of memory continues where it stopped. An operation that was
-//       executed is not executed again.
+//   I1  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is
+//       repeated. A push, or the step of a clock, that ran out of memory continues where it stopped. An
+//       operation that was executed is not executed again.
 //   I2  Budget decisions depend on the slots alone: a slot's share is the arc's, wherever it goes.
 //
 // Threads: none of its own; one owner. Threads of saves and loads use the shards, which they share.
@@ -60,8 +62,8 @@ struct ArcWorkspace {
   ShardScratch shard;
 };
 
-// Why a BSP step was not made: no memory, or an optimizer or a disk that failed. No request waits for a step: the next ones to the
-// table report it.
+// Why a BSP step was not made: no memory, or an optimizer or a disk that failed. No request waits for a step:
+// the next ones to the table report it.
 struct StepFailure {
   wire::Status status = wire::Status::kResourceExhausted;
   std::string text{};
@@ -89,8 +91,8 @@ class Arc {
   Arc(const Arc&) = delete;
   Arc& operator=(const Arc&) = delete;
 
-  // Another owner takes it over: from now on it uses this workspace and disposal. Nothing else refers to the former owner: rows,
-  // budgets and waiting pushes have memory of their own.
+  // Another owner takes it over: from now on it uses this workspace and disposal. Nothing else refers to the
+  // former owner: rows, budgets and waiting pushes have memory of their own.
   void move_to(ArcWorkspace& workspace, Disposal& disposal) noexcept {
     workspace_ = &workspace;
     disposal_ = &disposal;
@@ -100,7 +102,8 @@ class Arc {
   std::size_t first_slot() const noexcept { return first_; }
   std::size_t end_slot() const noexcept { return end_; }
   const Jobs& jobs() const noexcept { return jobs_; }
-  // Of the last record that it has executed (replica/replication_log.h), while no replica counts them; not part of its state.
+  // Of the last record that it has executed (replica/replication_log.h), while no replica counts them; not
+  // part of its state.
   std::uint64_t stamp() const noexcept { return stamp_; }
   void set_stamp(std::uint64_t stamp) noexcept { stamp_ = stamp; }
   const std::map<std::uint32_t, Table>& tables() const noexcept { return tables_; }
@@ -108,29 +111,31 @@ class Arc {
   std::optional<std::uint64_t> slot_bytes() const noexcept;
   Table* find(std::uint32_t id) noexcept;
   const Table* find(std::uint32_t id) const noexcept;
-  // What Shard calls the store's clock, for an operation of a job at its clock. A job that is not known counts as the default job.
+  // What Shard calls the store's clock, for an operation of a job at its clock. A job that is not known
+  // counts as the default job.
   std::uint32_t store_clock(std::uint32_t job, std::uint32_t table, std::uint32_t clock) const noexcept {
     return jobs_.all().size() == 1 ? clock : named_store_clock(job, table, clock);
   }
   // Divides hashes of these slots by slot. Valid until the next cut() or remainder().
   SlotSlices cut(std::span<const std::uint64_t> hashes);
 
-  // --- copies: arc_copy.h -------------------------------------------------------------------------------------------
+  // --- copies: arc_copy.h ---------------------------------------------------------------------------------
 
-  // The whole state, in the pieces of an ArcCopy. std::invalid_argument: a table is being saved, copied or loaded.
+  // The whole state, in the pieces of an ArcCopy. std::invalid_argument: a table is being saved, copied or
+  // loaded.
   std::vector<std::vector<std::byte>> save() const;
 
-  // Executes an operation. What it does depends on the state and the operation alone. If it throws, windows and clocks are
-  // unchanged (I1).
+  // Executes an operation. What it does depends on the state and the operation alone. If it throws, windows
+  // and clocks are unchanged (I1).
   ArcResult apply(const ArcOp& op) {
     return std::visit([this](const auto& operation) { return execute(operation); }, op);
   }
 
-  // Where the tables have their other rows that do not fit in memory, except under a budget, or with a MaxRows rule; before the first
-  // table is added. Null: all rows are in memory.
+  // Where the tables have their other rows that do not fit in memory, except under a budget, or with a
+  // MaxRows rule; before the first table is added. Null: all rows are in memory.
   void set_tier(std::shared_ptr<TierSpace> tier) { context_->tier = std::move(tier); }
-  // Makes empty shards of these slots, for AddShardOp or LoadBeginOp, by any thread, also if the arc has ended meanwhile.
-  // They throw MemoryBudgetExceededError and TierStorageError.
+  // Makes empty shards of these slots, for AddShardOp or LoadBeginOp, by any thread, also if the arc has
+  // ended meanwhile. They throw MemoryBudgetExceededError and TierStorageError.
   std::function<std::shared_ptr<Shard>(const TableSpec&)> shard_maker() const;
 
   // What is left of a write; valid until the next cut() or remainder().

@@ -34,7 +34,7 @@ Arc::Table& Arc::table(std::uint32_t id) {
   return *found;
 }
 
-// --- jobs -------------------------------------------------------------------------------------------------------
+// --- jobs -------------------------------------------------------------------------------------------------
 
 std::uint32_t Arc::named_store_clock(std::uint32_t job, std::uint32_t table,
                                      std::uint32_t clock) const noexcept {
@@ -107,7 +107,7 @@ void Arc::drop_loads(std::uint32_t number) {
   }
 }
 
-// --- workers ----------------------------------------------------------------------------------------------------
+// --- workers ----------------------------------------------------------------------------------------------
 
 std::size_t Arc::forget(JobState& job, std::uint32_t rank) {
   for (auto& [id, table] : tables_) {
@@ -151,8 +151,8 @@ ArcResult Arc::execute(const Dismiss& order) {
   std::size_t dropped = 0;
   const std::uint32_t known = jobs_.incarnation({.job = order.job, .rank = rank});
   if (known != 0 && known <= order.incarnation) {
-    // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A client that behaves
-    // otherwise has only its last tick's tables.
+    // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A
+    // client that behaves otherwise has only its last tick's tables.
     while (workers[rank].incarnation == order.incarnation && left->clocks.clock(rank) < order.clock) {
       tick(*left, rank,
            left->clocks.clock(rank) + 1 == order.clock ? std::span<const std::uint32_t>(order.tables)
@@ -176,7 +176,7 @@ ArcResult Arc::execute(const Resume& order) {
   return {};
 }
 
-// --- tables -----------------------------------------------------------------------------------------------------
+// --- tables -----------------------------------------------------------------------------------------------
 
 ArcResult Arc::execute(const SetMemory& order) {
   SHOAL_DCHECK(tables_.empty());

@@ -121,7 +121,7 @@ void ArcCopy::cancel() noexcept {
   tables_.clear();
 }
 
-// --- restoring --------------------------------------------------------------------------------------------------
+// --- restoring --------------------------------------------------------------------------------------------
 
 std::uint64_t ArcRestorer::piece_bytes(std::span<const std::byte> front) {
   ByteReader head(front, "a piece of an arc");

@@ -1,14 +1,16 @@
-// ArcCopy, ArcRestorer: serialize the whole state of an arc at one moment, piece by piece, and restore it as an equal
-// arc in another process.
+// ArcCopy, ArcRestorer: serialize the whole state of an arc at one moment, piece by piece, and restore it as
+// an equal arc in another process.
 //
-// Algorithm. Copy-on-write snapshots of the arc's shards (shard/shard_copy.h). Clocks, windows and pending pushes are
-// copied at the beginning, rows with each piece, while the arc continues to change. Equal arcs have equal bytes.
+// Algorithm. Copy-on-write snapshots of the arc's shards (shard/shard_copy.h). Clocks, windows and pending
+// pushes are copied at the beginning, rows with each piece, while the arc continues to change. Equal arcs
+// have equal bytes.
 //
-//   piece   u32 magic | u8 version | u8 kind | u16 0 | u32 number | u32 crc32c of the body | u64 bytes of the body | body
+//   piece   u32 magic | u8 version | u8 kind | u16 0 | u32 number | u32 crc32c of the body | u64 bytes of the
+//           body | body
 //
 //   kHead   u32 slots of the table, first, end | u64 budget per slot (0: none) | u32 tables
-//   kTable  u32 number | u32 length, description (shard/spec_bytes.h) | u8 status and text why a step was not made (0: none failed)
-//           | u32 clock that ended jobs reached | state of the table
+//   kTable  u32 number | u32 length, description (shard/spec_bytes.h) | u8 status and text why a step was not
+//           made (0: none failed) | u32 clock that ended jobs reached | state of the table
 //   kSlot   the state of a slot, in the order of the slots, after the piece of its table
 //   kTail   u32 jobs, each as in JobState::save(), the default job first; the last piece
 //
@@ -73,9 +75,11 @@ class ArcRestorer {
 
   // The bytes of the piece that begins with these kHeadBytes or more. std::invalid_argument: none does.
   static std::uint64_t piece_bytes(std::span<const std::byte> front);
-  // Restores the next piece. std::invalid_argument names what is wrong; MemoryBudgetExceededError. After either it is unusable.
+  // Restores the next piece. std::invalid_argument names what is wrong; MemoryBudgetExceededError. After
+  // either it is unusable.
   void add(std::span<const std::byte> piece);
-  // The arc, after its last piece. It has no workspace until Arc::move_to(). std::invalid_argument: pieces are missing.
+  // The arc, after its last piece. It has no workspace until Arc::move_to(). std::invalid_argument: pieces
+  // are missing.
   std::unique_ptr<Arc> finish();
 
  private:

@@ -24,7 +24,7 @@ bool is_exactly(const Arc& arc, const SlotRange& range) noexcept {
 
 }  // namespace
 
-// --- arcs that come and go --------------------------------------------------------------------------------------
+// --- arcs that come and go --------------------------------------------------------------------------------
 
 void ArcGroup::serve(const std::vector<SlotRange>& ranges) {
   std::vector<Served> served;
@@ -210,7 +210,7 @@ std::unique_ptr<Shard> ArcGroup::snapshot(std::uint32_t id) const {
   return copy;
 }
 
-// --- orders -----------------------------------------------------------------------------------------------------
+// --- orders -----------------------------------------------------------------------------------------------
 
 bool ArcGroup::has_job(std::uint32_t job) const noexcept {
   return std::ranges::find(jobs_, job) != jobs_.end();

@@ -1,7 +1,8 @@
-// ArcGroup: the arcs of one owner, in the order of their slots: of a data loop, which serves them (endpoint/service.h),
-// or of a follower, which executes what their primary has executed (replica/follower.h). A message is cut once along
-// the arcs, and each arc executes its operation (replica/arc_op.h), in the order of the slots: where one fails, the
-// later ones are not asked, and a repetition of the message continues there.
+// ArcGroup: the arcs of one owner, in the order of their slots: of a data loop, which serves them
+// (endpoint/service.h), or of a follower, which executes what their primary has executed
+// (replica/follower.h). A message is cut once along the arcs, and each arc executes its operation
+// (replica/arc_op.h), in the order of the slots: where one fails, the later ones are not asked, and a
+// repetition of the message continues there.
 //
 // Invariants
 //   I1  No slot has two arcs; each arc serves at most one range of slots.
@@ -48,7 +49,8 @@ struct Cut {
   bool is_repeated = false;              // some of it was executed before
 };
 
-// The arcs that a write has changed, wholly or in part, in the order of their slots. None: it has changed nothing.
+// The arcs that a write has changed, wholly or in part, in the order of their slots. None: it has changed
+// nothing.
 using ChangedArcs = std::vector<SlotRange>;
 
 class ArcGroup {
@@ -64,19 +66,19 @@ class ArcGroup {
   ArcGroup(Slots slots, ArcWorkspace& workspace, Disposal& disposal, std::shared_ptr<TierSpace> tier)
       : slots_(slots), workspace_(workspace), disposal_(disposal), tier_(std::move(tier)) {}
 
-  // --- arcs that come and go ----------------------------------------------------------------------------------------
+  // --- arcs that come and go ------------------------------------------------------------------------------
 
-  // Serves the slots of these ranges, which ascend, from now on. A range that has no arc yet gets one, with the tables that there
-  // are; this is possible until the first job.
+  // Serves the slots of these ranges, which ascend, from now on. A range that has no arc yet gets one, with
+  // the tables that there are; this is possible until the first job.
   void serve(const std::vector<SlotRange>& ranges);
   void serve_all() { serve(ranges()); }
   // std::invalid_argument: some arc is not here, or named twice.
   void check_take(std::span<const SlotRange> ranges) const;
-  // Adds the arcs of these slots to others, and removes them here. If it throws, no arc has moved; it does not if the arcs are here and
-  // `to` has room for them.
+  // Adds the arcs of these slots to others, and removes them here. If it throws, no arc has moved; it does
+  // not if the arcs are here and `to` has room for them.
   void take(std::span<const SlotRange> ranges, std::vector<std::unique_ptr<Arc>>& to);
-  // Takes over arcs of slots that have none here, with their tables and jobs: the pointers are null afterwards. Their slots are served
-  // from the next serve() on. If it throws, nothing has changed.
+  // Takes over arcs of slots that have none here, with their tables and jobs: the pointers are null
+  // afterwards. Their slots are served from the next serve() on. If it throws, nothing has changed.
   void adopt(std::span<std::unique_ptr<Arc>> arcs);
   // Frees arcs that are no longer needed, in a background thread.
   void discard(std::vector<std::unique_ptr<Arc>> arcs);
@@ -99,7 +101,7 @@ class ArcGroup {
   // A copy of a table's current state, for tests. std::invalid_argument: there is no such table.
   std::unique_ptr<Shard> snapshot(std::uint32_t id) const;
 
-  // --- orders -------------------------------------------------------------------------------------------------------
+  // --- orders ---------------------------------------------------------------------------------------------
 
   // The numbers of the jobs, that of the default job first; 0: it has not begun.
   const std::vector<std::uint32_t>& jobs() const noexcept { return jobs_; }
@@ -107,10 +109,11 @@ class ArcGroup {
   bool has_begun() const noexcept { return has_begun_; }
   // The order with the number of its job, where it means the default job.
   Order resolved(Order order) const;
-  // Has all arcs execute an order that is not of a stream. The greatest clocks, and the sum of what was dropped.
+  // Has all arcs execute an order that is not of a stream. The greatest clocks, and the sum of what was
+  // dropped.
   ArcResult apply(const Order& order);
-  // The arcs that lack a table, by first slot, with what makes a shard for them by any thread. std::invalid_argument: there is another
-  // table of this number.
+  // The arcs that lack a table, by first slot, with what makes a shard for them by any thread.
+  // std::invalid_argument: there is another table of this number.
   using ShardMakers =
       std::vector<std::pair<std::size_t, std::function<std::shared_ptr<Shard>(const TableSpec&)>>>;
   ShardMakers lacking(std::uint32_t id, const TableSpec& spec) const;
@@ -118,12 +121,14 @@ class ArcGroup {
   bool add_shards(std::uint32_t id, const TableSpec& spec,
                   std::span<const std::pair<std::size_t, std::shared_ptr<Shard>>> shards);
 
-  // --- requests -----------------------------------------------------------------------------------------------------
+  // --- requests -------------------------------------------------------------------------------------------
 
-  // Of a worker in the arcs: kOk, kFenced or kNotAdmitted. `agree`: they all know the same workers of the job.
+  // Of a worker in the arcs: kOk, kFenced or kNotAdmitted. `agree`: they all know the same workers of the
+  // job.
   wire::Status admits(const WorkerId& worker, std::uint32_t incarnation, bool agree = false) const noexcept;
   void cut(std::span<const std::uint64_t> hashes, Cut& to) const;
-  // Likewise, with what is left of a write in each arc below `end_slot`. A call without keys concerns every arc.
+  // Likewise, with what is left of a write in each arc below `end_slot`. A call without keys concerns every
+  // arc.
   void cut(const WriteId& write, std::span<const std::uint64_t> hashes, Cut& to,
            std::size_t end_slot = kAllSlots) const;
   // Why a BSP step of the table was not made in an arc of the slices; null if none failed.
@@ -137,7 +142,8 @@ class ArcGroup {
   // The number of rows that the call has erased, however often it came.
   static std::uint64_t erase(const WriteId& write, std::span<const std::uint64_t> hashes, const Cut& cut,
                              ChangedArcs& changed);
-  // Execute a call that names no slots, in all arcs below `end_slot`. Of CHANGE and SWEEP the answers; they act once.
+  // Execute a call that names no slots, in all arcs below `end_slot`. Of CHANGE and SWEEP the answers; they
+  // act once.
   std::vector<double> change(const WriteId& write, Function function, std::span<const double> parameters,
                              ChangedArcs& changed, std::size_t end_slot = kAllSlots);
   std::vector<std::uint64_t> sweep(const WriteId& write, std::span<const Expiry> rules, ChangedArcs& changed,
@@ -150,7 +156,7 @@ class ArcGroup {
   // The least and the greatest clock of an admitted worker.
   std::pair<std::uint32_t, std::uint32_t> clocks_of(const WorkerId& worker) const noexcept;
 
-  // --- clocks of a job ----------------------------------------------------------------------------------------------
+  // --- clocks of a job ------------------------------------------------------------------------------------
 
   // Of an arc that has the job; kAsp if none has.
   Mode mode(std::uint32_t job) const noexcept;
@@ -166,8 +172,9 @@ class ArcGroup {
   std::size_t next_bytes(std::uint32_t job) const noexcept;
   // The sum of the clocks that these arcs have applied, of all jobs, to compare two copies.
   std::uint32_t applied_sum(std::span<const SlotRange> ranges) const noexcept;
-  // Applies, in each arc, the next clock of each job that has ended, unless waits(job). Whether any was applied; a step that failed
-  // stays pending, and is counted. Each is made by in_rows(work), which calls work().
+  // Applies, in each arc, the next clock of each job that has ended, unless waits(job). Whether any was
+  // applied; a step that failed stays pending, and is counted. Each is made by in_rows(work), which calls
+  // work().
   template <class Waits, class InRows>
   bool step(const Waits& waits, std::uint64_t& failures, const InRows& in_rows) noexcept {
     bool moves = false;

@@ -33,7 +33,7 @@ void each_left(const Cut& cut, ChangedArcs& changed, const Make& make) {
 
 }  // namespace
 
-// --- requests ---------------------------------------------------------------------------------------------------
+// --- requests ---------------------------------------------------------------------------------------------
 
 wire::Status ArcGroup::admits(const WorkerId& worker, std::uint32_t incarnation, bool agree) const noexcept {
   using State = Clocks::WorkerState;
@@ -239,7 +239,7 @@ std::pair<std::uint32_t, std::uint32_t> ArcGroup::clocks_of(const WorkerId& work
   return clocks;
 }
 
-// --- clocks of a job --------------------------------------------------------------------------------------------
+// --- clocks of a job --------------------------------------------------------------------------------------
 
 Mode ArcGroup::mode(std::uint32_t job) const noexcept {
   const JobState* const state = arcs_.empty() ? nullptr : arcs_.front()->jobs().find(job);

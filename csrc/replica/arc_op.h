@@ -7,8 +7,8 @@
 //   LOAD_*, *_SAVE, MARK     checkpoints, and calls without effect on rows
 //   orders of the scheduler  replica/orders.h
 //
-// Arrays are views of the received frames, or of other memory of the caller; a push that has to wait for the end of
-// its clock is given their owner.
+// Arrays are views of the received frames, or of other memory of the caller; a push that has to wait for the
+// end of its clock is given their owner.
 //
 // Threads: values.
 
@@ -90,7 +90,8 @@ struct TickOp {
   WorkerId worker;
   std::span<const std::uint32_t> tables;
 };
-// Applies the next clock of a job, by its place in Jobs::all(), that has ended and is not applied. If it throws, it stays pending.
+// Applies the next clock of a job, by its place in Jobs::all(), that has ended and is not applied. If it
+// throws, it stays pending.
 struct StepOp {
   std::size_t job = 0;
 };
@@ -123,8 +124,8 @@ struct DropLoadOp {
 struct BeginSaveOp {
   WriteId write;
 };
-// The end of all saves, of those of a job's workers, of one of them, or of the one that began with call `sequence`: its name, if it
-// was written.
+// The end of all saves, of those of a job's workers, of one of them, or of the one that began with call
+// `sequence`: its name, if it was written.
 struct EndSavesOp {
   std::optional<std::uint32_t> job{};
   std::optional<std::uint32_t> rank{};

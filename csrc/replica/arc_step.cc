@@ -17,8 +17,8 @@ namespace shoal {
 
 namespace {
 
-// The pushes of a clock up to this size leave their memory to those of the next one. Received frames return to the heap, which
-// keeps most of what a larger clock has used (keep_freed_memory()).
+// The pushes of a clock up to this size leave their memory to those of the next one. Received frames return
+// to the heap, which keeps most of what a larger clock has used (keep_freed_memory()).
 constexpr std::size_t kMaxIdleBytes = 64 * MiB;
 
 }  // namespace

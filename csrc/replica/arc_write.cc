@@ -34,7 +34,7 @@ std::uint64_t Arc::erased(const WorkerId& worker, std::uint64_t sequence,
   return rows;
 }
 
-// --- once for every slot ----------------------------------------------------------------------------------------
+// --- once for every slot ----------------------------------------------------------------------------------
 
 template <class Use>
 void Arc::each_slot(const SlotSlices& slices, const Use& use) const {
@@ -136,7 +136,7 @@ void Arc::mark(const SlotSlices& slices, std::uint64_t sequence, DedupWindow& de
   dedup.calls().mark(sequence);
 }
 
-// --- push, assign, erase ----------------------------------------------------------------------------------------
+// --- push, assign, erase ----------------------------------------------------------------------------------
 
 ArcResult Arc::execute(const PushOp& op) {
   const auto& [write, rows, left, owner] = op;
@@ -228,7 +228,7 @@ ArcResult Arc::execute(const EraseOp& op) {
   return {};
 }
 
-// --- functions and sweeps ---------------------------------------------------------------------------------------
+// --- functions and sweeps ---------------------------------------------------------------------------------
 
 ArcResult Arc::execute(const ChangeOp& op) {
   const WriteId& write = op.write;
@@ -269,7 +269,7 @@ ArcResult Arc::execute(const SweepOp& op) {
   return {.words = answer};
 }
 
-// --- saves ------------------------------------------------------------------------------------------------------
+// --- saves ------------------------------------------------------------------------------------------------
 
 ArcResult Arc::execute(const BeginSaveOp& op) {
   const WriteId& write = op.write;
@@ -305,7 +305,7 @@ ArcResult Arc::execute(const EndSavesOp& op) {
   return {};
 }
 
-// --- loads ------------------------------------------------------------------------------------------------------
+// --- loads ------------------------------------------------------------------------------------------------
 
 ArcResult Arc::execute(const LoadBeginOp& op) {
   const WriteId& write = op.write;

@@ -1,13 +1,13 @@
-// DedupWindow: which writes of one worker have been applied, so that each is applied exactly once: a sliding window
-// of sequence numbers, as in IPsec anti-replay (RFC 4303), once per slot: the greatest number seen and a bit for each
-// of the 64 up to it. A message may be sent again with other slots, or to another endpoint: each slot accepts the
-// call once.
+// DedupWindow: which writes of one worker have been applied, so that each is applied exactly once: a sliding
+// window of sequence numbers, as in IPsec anti-replay (RFC 4303), once per slot: the greatest number seen and
+// a bit for each of the 64 up to it. A message may be sent again with other slots, or to another endpoint:
+// each slot accepts the call once.
 //
 //   top 70, mask ...1011     70 seen, 69 seen, 68 not, 67 seen; 6 and less count as seen
 //
 // A worker keeps the numbers of its calls in flight within a span of 64: a number below the window has been
-// acknowledged. calls() is the window of the arc: a message of the call has been here (ticks name these). What a
-// repeated call is answered with is kept by its number: erased(), answer(), swept(), partial_push().
+// acknowledged. calls() is the window of the arc: a message of the call has been here (ticks name these).
+// What a repeated call is answered with is kept by its number: erased(), answer(), swept(), partial_push().
 //
 // Memory: 16 bytes per slot and worker that writes.
 // Threads: none of its own; one owner.
@@ -71,7 +71,8 @@ class DedupWindow {
   SequenceWindow& slot(std::size_t s) noexcept { return slots_[s - first_]; }
   SequenceWindow& calls() noexcept { return calls_; }
 
-  // Slot, rows, slot, rows, ...: the messages of a call may be cut along other slots when they are sent again. Empty: none.
+  // Slot, rows, slot, rows, ...: the messages of a call may be cut along other slots when they are sent
+  // again. Empty: none.
   std::span<const std::uint64_t> find_erased(std::uint64_t number) const noexcept {
     const auto found = erased_.find(number);
     return found == erased_.end() ? std::span<const std::uint64_t>() : found->second;
@@ -82,8 +83,8 @@ class DedupWindow {
   std::vector<double>& answer(std::uint64_t number) { return kept(answers_, number); }
   std::vector<std::uint64_t>& swept(std::uint64_t number) { return kept(swept_, number); }
 
-  // A push that ran out of memory inside a slot: the slot's rows below `next` are stepped, the others are not. The call was
-  // answered with an error; when it is sent again, it continues there.
+  // A push that ran out of memory inside a slot: the slot's rows below `next` are stepped, the others are
+  // not. The call was answered with an error; when it is sent again, it continues there.
   struct PartialPush {
     std::uint64_t number = 0;
     std::uint64_t next = 0;  // a hash

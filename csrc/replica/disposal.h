@@ -1,7 +1,7 @@
 // Disposal: frees shards in a background thread.
 //
-// Returning the memory of a large table to the operating system takes seconds, and the data loop must answer requests
-// meanwhile. A shard's share of the memory budget is released at once.
+// Returning the memory of a large table to the operating system takes seconds, and the data loop must answer
+// requests meanwhile. A shard's share of the memory budget is released at once.
 //
 // Threads: add() by one at a time. The destructor waits until all is freed. Fork: as a WorkQueue.
 

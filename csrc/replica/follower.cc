@@ -1,12 +1,13 @@
-// Copies of arcs arrive in the stream, piece by piece. The records that follow COPY_BEGIN are executed as usual, and
-// kept for the arc that is arriving. When all pieces are restored, the arc gets a Service of its own and executes the
-// kept records there, some per turn; once none is left it joins the others, and is in sync.
+// Copies of arcs arrive in the stream, piece by piece. The records that follow COPY_BEGIN are executed as
+// usual, and kept for the arc that is arriving. When all pieces are restored, the arc gets a Service of its
+// own and executes the kept records there, some per turn; once none is left it joins the others, and is in
+// sync.
 //
-// Records that other backups have too are kept until all have acknowledged them. When their primary has died, the new
-// one sends them to the other copies (CatchUpArcs), which execute what they lack, arc by arc, before the arcs join.
-// Those keep them as well, until all copies have joined: the new primary may die before. A copy has arrived only when
-// all that was sent before it began is acknowledged by all backups, so that no other copy of the arc lacks records
-// that this one has not kept.
+// Records that other backups have too are kept until all have acknowledged them. When their primary has died,
+// the new one sends them to the other copies (CatchUpArcs), which execute what they lack, arc by arc, before
+// the arcs join. Those keep them as well, until all copies have joined: the new primary may die before. A
+// copy has arrived only when all that was sent before it began is acknowledged by all backups, so that no
+// other copy of the arc lacks records that this one has not kept.
 
 #include "replica/follower.h"
 
@@ -26,8 +27,8 @@
 
 namespace shoal {
 
-using wire::Header;
 using wire::Record;
+using wire::RecordHeader;
 using wire::Status;
 
 namespace {
@@ -35,10 +36,9 @@ namespace {
 // OK and WRONG_EPOCH differ in which slots are elsewhere, and that is not the same for both.
 Status comparable(Status status) noexcept { return status == Status::kWrongEpoch ? Status::kOk : status; }
 
-KeptRecord copy_of(const wire::Decoded& message) {
-  KeptRecord kept{.stamp = message.header.stamp(),
-                  .is_request = Record{message.header.aux} == Record::kRequest,
-                  .end_slot = message.header.clock};
+KeptRecord copy_of(const RecordHeader& record, const wire::Decoded& message) {
+  KeptRecord kept{
+      .stamp = record.stamp, .is_request = record.kind == Record::kRequest, .end_slot = record.end_slot};
   if (kept.is_request) {
     for (const wire::Frame frame : message.nested) {
       kept.frames.emplace_back(frame.begin(), frame.end());
@@ -57,71 +57,69 @@ std::uint64_t last_of(std::uint32_t epoch) noexcept {
 }  // namespace
 
 void Follower::handle(std::string_view peer, const wire::Decoded& message) noexcept {
-  const Header& header = message.header;
+  const RecordHeader record = RecordHeader::of(message.header);
   try {
     peer_ = peer;
     is_due_ = true;
     if (!fault_.empty()) {
       return;
     }
-    if (Record{header.aux} == Record::kAlive) {
-      gap_ |= header.sequence > position_;
-      if (header.sequence == position_) {
-        note_stamp(message);
+    if (record.kind == Record::kAlive) {
+      gap_ |= record.position > position_;
+      if (record.position == position_) {
+        note_stamp(record, message);
       }
-    } else if (header.sequence == position_ + 1) {
-      gap_ = !execute(message);
+    } else if (record.position == position_ + 1) {
+      gap_ = !execute(record, message);
       if (!gap_) {
         ++position_;
-        note_stamp(message);
+        note_stamp(record, message);
       }
     } else {
-      gap_ |= header.sequence > position_;
+      gap_ |= record.position > position_;
     }
   } catch (const std::exception& error) {
     try {
-      fault_ = "record " + std::to_string(header.sequence) + " failed: " + error.what();
+      fault_ = "record " + std::to_string(record.position) + " failed: " + error.what();
     } catch (const std::bad_alloc&) {
       fault_ = "no memory";  // short enough to need none
     }
   }
 }
 
-void Follower::note_stamp(const wire::Decoded& message) {
-  const Header& header = message.header;
-  if (header.stamp() == 0) {
+void Follower::note_stamp(const RecordHeader& record, const wire::Decoded& message) {
+  if (record.stamp == 0) {
     return;
   }
-  const bool is_copy = Record{header.aux} == Record::kCopyBegin;  // whose stamp is that of the next record
-  executed_ = std::max(executed_, header.stamp() - (is_copy ? 1 : 0));
-  const std::uint64_t distance = ReplicationLog::distance_of(header.dim / 2U);
-  floor_ = std::max(floor_, header.stamp() - std::min(distance, header.stamp()));
+  const bool is_copy = record.kind == Record::kCopyBegin;  // whose stamp is that of the next record
+  executed_ = std::max(executed_, record.stamp - (is_copy ? 1 : 0));
+  floor_ = std::max(floor_, record.floor);
   while (!kept_.empty() && kept_.front().stamp <= floor_) {
     kept_.pop_front();
   }
   std::erase_if(inherited_, [&](const Inherited& one) { return one.until <= floor_; });
-  if ((header.dim & 1U) != 0) {
-    kept_.push_back(copy_of(message));
+  if (record.is_shared) {
+    kept_.push_back(copy_of(record, message));
   }
 }
 
-bool Follower::execute(const wire::Decoded& message) {
-  switch (Record{message.header.aux}) {
+bool Follower::execute(const RecordHeader& record, const wire::Decoded& message) {
+  switch (record.kind) {
     case Record::kRequest:
-      if (!replay(message)) {
+      if (!replay(record, message)) {
         return false;
       }
-      keep(message);
+      keep(record, message);
       return true;
     case Record::kOrder: {
       const Order order = decode_order(message.values);
       if (!is_of_stream(order)) {
-        keep(message);
+        keep(record, message);
       }
-      return execute_order(order, message.header.stamp());
+      return execute_order(order, record.stamp);
     }
     case Record::kCopyBegin:
-      begin_copy(message.values, message.header.stamp());
+      begin_copy(message.values, record.stamp);
       return true;
     case Record::kCopyChunk:
       add_chunk(message.values);
@@ -153,9 +151,8 @@ bool Follower::execute_order(const Order& order, std::uint64_t stamp) {
   return true;
 }
 
-bool Follower::replay(const wire::Decoded& message) {
-  const Header& header = message.header;
-  const Status expected{static_cast<std::uint8_t>(header.count)};
+bool Follower::replay(const RecordHeader& record, const wire::Decoded& message) {
+  const Status expected{static_cast<std::uint8_t>(record.status)};
   const wire::Limits limits{.payload_bytes = request_bytes_, .replies = false};
   if (wire::decode(message.nested, limits, decoded_)) {
     return false;  // damaged on its way: nothing was executed
@@ -163,16 +160,16 @@ bool Follower::replay(const wire::Decoded& message) {
   if (arcs_.arcs().empty()) {  // the first arc is arriving
     return true;
   }
-  const Status status = shoal::replay(decoded_, header.clock, arcs_, cut_);
-  if (header.count != LogRecord::kNotCompared && comparable(status) != comparable(expected)) {
+  const Status status = shoal::replay(decoded_, record.end_slot, arcs_, cut_);
+  if (record.status != RecordHeader::kNotCompared && comparable(status) != comparable(expected)) {
     throw std::runtime_error("its status is \"" + std::string(wire::name(status)) +
                              "\", the primary's is \"" + std::string(wire::name(expected)) + "\"");
   }
-  if (header.epoch != 0) {
+  if (record.applied != 0) {
     const std::uint32_t applied = arcs_.applied_sum(arcs_.ranges()) + 1;
-    if (applied != header.epoch) {
+    if (applied != record.applied) {
       throw std::runtime_error("the clocks applied add up to " + std::to_string(applied - 1) +
-                               ", the primary's to " + std::to_string(header.epoch - 1));
+                               ", the primary's to " + std::to_string(record.applied - 1));
     }
   }
   return true;
@@ -324,7 +321,7 @@ void Follower::end_interval(std::size_t first_slot, std::uint64_t stamp) {
   }
 }
 
-// --- copies -----------------------------------------------------------------------------------------------------
+// --- copies -----------------------------------------------------------------------------------------------
 
 void Follower::begin_copy(std::span<const std::byte> head, std::uint64_t stamp) {
   ByteReader from(head, "the head of a copy");
@@ -389,11 +386,11 @@ void Follower::restore_copy() {
   copy.arcs->serve_all();
 }
 
-void Follower::keep(const wire::Decoded& message) {
+void Follower::keep(const RecordHeader& record, const wire::Decoded& message) {
   if (!arriving_) {
     return;
   }
-  arriving_->kept.push_back(copy_of(message));
+  arriving_->kept.push_back(copy_of(record, message));
   ++arriving_->added;
 }
 

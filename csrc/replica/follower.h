@@ -1,10 +1,10 @@
-// Follower: what an endpoint has as the backup of another one: arcs that execute the records of one stream, in the
-// order of their sequence, each once; earlier ones are acknowledged again, later ones are refused as a gap.
-// docs/replication.md is the protocol, follower.cc has copies.
+// Follower: what an endpoint has as the backup of another one: arcs that execute the records of one stream,
+// in the order of their sequence, each once; earlier ones are acknowledged again, later ones are refused as a
+// gap. docs/replication.md is the protocol, follower.cc has copies.
 //
-// Arcs are deterministic, so they stay equal to the primary's. Two checks detect a difference: the status of each
-// request, and under BSP the clocks that are applied after a tick. A follower that differs has *diverged*: it executes
-// nothing more, and reports the reason.
+// Arcs are deterministic, so they stay equal to the primary's. Two checks detect a difference: the status of
+// each request, and under BSP the clocks that are applied after a tick. A follower that differs has
+// *diverged*: it executes nothing more, and reports the reason.
 //
 // take_acknowledgement() is one reply for all records since the last one.
 //
@@ -29,7 +29,7 @@
 #include "replica/arc_group.h"
 #include "replica/orders.h"
 #include "replica/replay.h"
-#include "wire/wire.h"
+#include "wire/record_header.h"
 
 namespace shoal {
 
@@ -72,7 +72,8 @@ class Follower {
 
   // Executes a REPLICATE of this stream, which decode() has checked.
   void handle(std::string_view peer, const wire::Decoded& message) noexcept;
-  // The reply to what handle() has received since the last one; nullopt: nothing. Throws std::bad_alloc, and owes it then.
+  // The reply to what handle() has received since the last one; nullopt: nothing. Throws std::bad_alloc, and
+  // owes it then.
   std::optional<Acknowledgement> acknowledgement() const;
   void acknowledged() noexcept { is_due_ = gap_ = false; }
   // Whether catch_up() has something to do; it executes some of the kept records.
@@ -98,18 +99,21 @@ class Follower {
     }
     std::erase(aside_, nullptr);
   }
-  // Sets those of the arcs aside that its primary will have, and makes the others of these slots, empty, before the first job. The
-  // primary says at which position they join: what it executed before was without them. `handovers` are of the replicas that gave the
-  // arcs. What is not needed is added to the arcs, which have room for it. If it throws, no arc has moved.
+  // Sets those of the arcs aside that its primary will have, and makes the others of these slots, empty,
+  // before the first job. The primary says at which position they join: what it executed before was without
+  // them. `handovers` are of the replicas that gave the arcs. What is not needed is added to the arcs, which
+  // have room for it. If it throws, no arc has moved.
   void expect(std::vector<std::unique_ptr<Arc>>& arcs, std::span<const SlotRange> in_sync,
               std::uint32_t epoch, std::span<const Handover> handovers);
 
-  // --- when the primary has ended -----------------------------------------------------------------------------------------
+  // --- when the primary has ended -------------------------------------------------------------------------
 
-  // The slots of all arcs, also those that are set aside, and the stamps of the last records that they have executed.
+  // The slots of all arcs, also those that are set aside, and the stamps of the last records that they have
+  // executed.
   std::vector<std::pair<SlotRange, std::uint64_t>> stamps() const;
-  // Executes an order in these arcs alone, also where they are set aside, keeps it as their last record, and sets them aside. If it
-  // throws they are set aside as well, and nothing is kept. Empty: in all that execute records, and it is not kept.
+  // Executes an order in these arcs alone, also where they are set aside, keeps it as their last record, and
+  // sets them aside. If it throws they are set aside as well, and nothing is kept. Empty: in all that execute
+  // records, and it is not kept.
   ArcResult act_on(std::span<const SlotRange> ranges, const Order& order);
   // What is kept for other copies of all arcs that are here.
   Handover hand_over() const;
@@ -141,12 +145,12 @@ class Follower {
   };
 
   // False: the record was damaged on its way and has to be sent again.
-  bool execute(const wire::Decoded& message);
-  bool replay(const wire::Decoded& message);
+  bool execute(const wire::RecordHeader& record, const wire::Decoded& message);
+  bool replay(const wire::RecordHeader& record, const wire::Decoded& message);
   // False: arcs that it names are not here yet.
   bool execute_order(const Order& order, std::uint64_t stamp);
   // Processes the stamp and the floor of a message whose record was executed.
-  void note_stamp(const wire::Decoded& message);
+  void note_stamp(const wire::RecordHeader& record, const wire::Decoded& message);
   bool catch_up(const CatchUpArcs& order, std::uint64_t stamp);
   bool are_here(std::span<const SlotRange> ranges, std::uint32_t epoch) const;
   void join(std::span<const SlotRange> ranges, std::uint64_t stamp);
@@ -159,7 +163,7 @@ class Follower {
   void end_interval(std::size_t first_slot, std::uint64_t stamp);
   void release(const ReleaseArcs& order, std::uint64_t stamp);
   bool has_aside(const SlotRange& range) const;
-  void keep(const wire::Decoded& message);
+  void keep(const wire::RecordHeader& record, const wire::Decoded& message);
   void begin_copy(std::span<const std::byte> head, std::uint64_t stamp);
   void abort_copy(std::uint64_t stamp);
   void add_chunk(std::span<const std::byte> chunk);

@@ -1,4 +1,5 @@
-// Follower: what it does when its primary has ended, and what it has kept for other copies of the arcs that it gives.
+// Follower: what it does when its primary has ended, and what it has kept for other copies of the arcs that
+// it gives.
 
 #include <algorithm>
 #include <iterator>

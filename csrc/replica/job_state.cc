@@ -28,7 +28,8 @@ void JobState::save(ByteWriter& out) const {
   out.put(static_cast<std::uint8_t>(mean ? 1 : 0));
   out.put(applied);
   clocks.save(out);
-  // A rank's window is made by its first call, also where that was refused: one without a write is not written.
+  // A rank's window is made by its first call, also where that was refused: one without a write is not
+  // written.
   std::size_t ranks = dedup.size();
   while (ranks != 0 && (dedup[ranks - 1] == nullptr || dedup[ranks - 1]->is_new())) {
     --ranks;

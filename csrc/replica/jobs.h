@@ -1,5 +1,6 @@
-// Jobs: the jobs of an arc, and which calls of their workers the arc has executed. The default job comes first, the
-// others follow in the order in which they began; each has clocks of its own (replica/job_state.h).
+// Jobs: the jobs of an arc, and which calls of their workers the arc has executed. The default job comes
+// first, the others follow in the order in which they began; each has clocks of its own
+// (replica/job_state.h).
 //
 // Invariants
 //   I1  There is a default job, and the numbers of the jobs differ.
@@ -58,7 +59,7 @@ class Jobs {
   // The jobs of a copy, the default job first.
   void replace(std::vector<std::unique_ptr<JobState>> jobs) noexcept { jobs_ = std::move(jobs); }
 
-  // --- workers ------------------------------------------------------------------------------------------------------
+  // --- workers --------------------------------------------------------------------------------------------
 
   // The incarnation of an admitted worker; 0: it is not admitted.
   std::uint32_t incarnation(const WorkerId& worker) const noexcept;

@@ -21,7 +21,7 @@ void each_field(const Use& use) {
   std::apply([&](const auto&... field) { (use(field), ...); }, One::fields());
 }
 
-// --- encoding ---------------------------------------------------------------------------------------------------
+// --- encoding ---------------------------------------------------------------------------------------------
 
 template <class Value>
   requires(std::is_integral_v<Value> || std::is_enum_v<Value>)
@@ -57,7 +57,7 @@ void put(ByteWriter& to, const One& one) {
   each_field<One>([&](const auto& field) { put(to, one.*field.member); });
 }
 
-// --- decoding ---------------------------------------------------------------------------------------------------
+// --- decoding ---------------------------------------------------------------------------------------------
 
 template <class Value>
 struct Taken;

@@ -1,11 +1,12 @@
-// Orders of the scheduler as values, so that the copies of an arc execute what its primary has executed. Each order
-// lists its fields once: encode(), decode_order() and the Python methods of the same names follow from the list.
+// Orders of the scheduler as values, so that the copies of an arc execute what its primary has executed. Each
+// order lists its fields once: encode(), decode_order() and the Python methods of the same names follow from
+// the list.
 //
 //   u8 number in Order | its fields; a table's description as in shard/spec_bytes.h
 //
-// An order that concerns a job names it; 0 means the default job to who gives an order, and its number is what is
-// executed and logged. Executing an order again has no effect: a primary may have died after its copies executed it
-// and before the scheduler heard of it.
+// An order that concerns a job names it; 0 means the default job to who gives an order, and its number is
+// what is executed and logged. Executing an order again has no effect: a primary may have died after its
+// copies executed it and before the scheduler heard of it.
 //
 // Threads: values.
 
@@ -33,9 +34,9 @@ struct Field {
 template <class Order, class Value>
 Field(const char*, Value Order::*) -> Field<Order, Value>;
 
-// Starts a job without admitted workers, at clock 0. Tables stay. The default job replaces the last one, whose pending work is
-// dropped, and the tables' clocks continue from the clock `before` that it reached. A named job begins in addition to the others. No
-// effect where the job has already started.
+// Starts a job without admitted workers, at clock 0. Tables stay. The default job replaces the last one,
+// whose pending work is dropped, and the tables' clocks continue from the clock `before` that it reached. A
+// named job begins in addition to the others. No effect where the job has already started.
 struct StartJob {
   static constexpr std::string_view kName = "start_job";
   std::uint32_t job = kDefaultJob;
@@ -70,8 +71,8 @@ struct Admit {
                       Field{"clock", &Admit::clock}, Field{"job", &Admit::job});
   }
 };
-// Refuses the worker from now on; its last tick here is the result; the others still wait for it. Its last clock may have ended at
-// one endpoint and not at another: the scheduler compares the answers of all.
+// Refuses the worker from now on; its last tick here is the result; the others still wait for it. Its last
+// clock may have ended at one endpoint and not at another: the scheduler compares the answers of all.
 struct Fence {
   static constexpr std::string_view kName = "fence";
   std::uint32_t rank = 0;
@@ -83,9 +84,10 @@ struct Fence {
                       Field{"job", &Fence::job});
   }
 };
-// Stops waiting for a worker. Its clocks count up to `clock`, the greatest that any endpoint reported, with the tables that its last
-// tick named, as if its ticks had arrived here too: once a tick is accepted anywhere, the pushes of its clock are everywhere. The
-// result is the greatest clock that any worker of the job has reached here.
+// Stops waiting for a worker. Its clocks count up to `clock`, the greatest that any endpoint reported, with
+// the tables that its last tick named, as if its ticks had arrived here too: once a tick is accepted
+// anywhere, the pushes of its clock are everywhere. The result is the greatest clock that any worker of the
+// job has reached here.
 struct Dismiss {
   static constexpr std::string_view kName = "dismiss";
   std::uint32_t rank = 0;
@@ -100,7 +102,8 @@ struct Dismiss {
                       Field{"job", &Dismiss::job});
   }
 };
-// Clocks beyond the greatest that a worker has reached do not end until a worker is admitted or RESUME; the result is that clock.
+// Clocks beyond the greatest that a worker has reached do not end until a worker is admitted or RESUME; the
+// result is that clock.
 struct Hold {
   static constexpr std::string_view kName = "hold";
   std::uint32_t job = kDefaultJob;
@@ -138,7 +141,7 @@ struct DropTable {
   static constexpr auto fields() { return std::tuple(Field{"id", &DropTable::id}); }
 };
 
-// --- of a stream ----------------------------------------------------------------------------------------------------
+// --- of a stream ------------------------------------------------------------------------------------------
 
 // Its backup executes nothing more in these arcs, and sets them aside for the stream that lists them next.
 struct ReleaseArcs {
@@ -182,8 +185,8 @@ struct KeptRecord {
   }
   std::size_t bytes() const noexcept;
 };
-// Before JOIN: these arcs, which are set aside, execute what they lack of the records of former primaries, here or in the next orders of
-// this kind. None has more than the new primary's copy of it had.
+// Before JOIN: these arcs, which are set aside, execute what they lack of the records of former primaries,
+// here or in the next orders of this kind. None has more than the new primary's copy of it had.
 struct CatchUpArcs {
   static constexpr std::string_view kName = "catch_up_arcs";
   std::uint32_t epoch = 0;

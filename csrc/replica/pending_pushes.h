@@ -1,19 +1,23 @@
 // PendingPushes: under BSP, the pushes that wait for the end of their clock.
 //
-// Algorithm. Deterministic aggregation at a barrier: all pushes of a clock become one step. Each push is kept until all workers
-// have ticked the clock; then, table by table, the pushes are merged in the order of (rank, sequence), which does not depend
-// on the order of arrival.
+// Algorithm. Deterministic aggregation at a barrier: all pushes of a clock become one step. Each push is kept
+// until all workers have ticked the clock; then, table by table, the pushes are merged in the order of (rank,
+// sequence), which does not depend on the order of arrival.
 //
-//   step of clock 7   ticked 2 | tables {0, 3}           the tables that the workers' ticks named, on any server
-//                     kept   table 0: (rank 1, call 9) (rank 0, call 4) (rank 0, call 5)    in order of arrival
-//   pushes(0)         (rank 0, call 4) (rank 0, call 5) (rank 1, call 9)                    in order of merging
+//   step of clock 7   ticked 2 | tables {0, 3}           the tables that the workers' ticks named, on any
+//                     server kept   table 0: (rank 1, call 9) (rank 0, call 4) (rank 0, call 5)    in order
+//                     of arrival
+//   pushes(0)         (rank 0, call 4) (rank 0, call 5) (rank 1, call 9)                    in order of
+//                     merging
 //
 // Messages of one call have different slots, so their order among themselves changes nothing.
 //
-// The arrays of a push are views: of frames that were taken from the received message, or of copies in one block.
+// The arrays of a push are views: of frames that were taken from the received message, or of copies in one
+// block.
 //
 // Invariants
-//   I1  bytes() is the sum of the steps' bytes: the kept pushes, with kOverhead for each step, each push and each named table.
+//   I1  bytes() is the sum of the steps' bytes: the kept pushes, with kOverhead for each step, each push and
+//       each named table.
 //
 // Threads: none of its own; one owner. Any thread may destroy it.
 
@@ -42,8 +46,8 @@ class PendingPushes {
  public:
   static constexpr std::size_t kOverhead = 256;  // of a step; of a push, in addition to its arrays
 
-  // One push: the hashes, the gradients, and the rows' counts unless all are 1, in memory that `owner` keeps. The slices of one
-  // message may share it.
+  // One push: the hashes, the gradients, and the rows' counts unless all are 1, in memory that `owner` keeps.
+  // The slices of one message may share it.
   struct Push {
     std::uint32_t rank = 0;
     std::uint64_t sequence = 0;
@@ -55,8 +59,8 @@ class PendingPushes {
     std::size_t bytes() const noexcept {
       return hashes.size_bytes() + grads.size_bytes() + counts.size_bytes();
     }
-    // Makes it own its arrays: the hashes and gradients in frames that were taken from the received message, where these are not
-    // empty, and the others in a copy.
+    // Makes it own its arrays: the hashes and gradients in frames that were taken from the received message,
+    // where these are not empty, and the others in a copy.
     void keep(std::array<ReceivedFrame, 2>&& frames, BufferPool& buffers);
   };
 
@@ -82,7 +86,8 @@ class PendingPushes {
   void add(std::uint32_t clock, std::uint32_t table, Push&& push);
   void sweep(std::uint32_t clock, Sweep&& sweep);
   void tick(std::uint32_t clock, std::span<const std::uint32_t> tables);
-  // Drops a worker's pushes and sweeps of the clocks from `clock` on, which it has not ticked. Returns the number of pushes.
+  // Drops a worker's pushes and sweeps of the clocks from `clock` on, which it has not ticked. Returns the
+  // number of pushes.
   std::size_t drop(std::uint32_t rank, std::uint32_t clock);
   void drop_table(std::uint32_t table);
   void clear();
@@ -98,7 +103,8 @@ class PendingPushes {
   void finish_table(std::uint32_t table) noexcept;
   void pop() noexcept;
 
-  // restore() checks that each push is of these slots and of a table of `dims` (by number), with rows of its dim.
+  // restore() checks that each push is of these slots and of a table of `dims` (by number), with rows of its
+  // dim.
   void save(ByteWriter& out) const;
   static PendingPushes restore(ByteReader& in, Slots slots, const SlotRange& range,
                                const std::map<std::uint32_t, std::size_t>& dims);

@@ -1,7 +1,8 @@
 // replay(): executes a request that a primary has executed and logged, in the arcs of a follower.
 //
-// Map, limits and saves in progress are not asked: the primary has. Under BSP the clocks that end are applied. The
-// status is that of the primary's reply if both have been equal: it is compared (replica/follower.h).
+// Map, limits and saves in progress are not asked: the primary has. Under BSP the clocks that end are
+// applied. The status is that of the primary's reply if both have been equal: it is compared
+// (replica/follower.h).
 //
 // Threads: as the ArcGroup's.
 
@@ -16,7 +17,8 @@
 
 namespace shoal {
 
-// The status that reports an exception: BAD_REQUEST for what the caller has given, RESOURCE_EXHAUSTED for the budget, else INTERNAL.
+// The status that reports an exception: BAD_REQUEST for what the caller has given, RESOURCE_EXHAUSTED for the
+// budget, else INTERNAL.
 wire::Status status_of(const std::exception& error) noexcept;
 
 // In the arcs below `end_slot`. `cut` is scratch memory.

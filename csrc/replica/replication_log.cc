@@ -1,16 +1,17 @@
-// A stream sends its records in order, keeps those that are not acknowledged, and sends them again from the first one
-// when its connection was replaced or the backup reports a gap. If there is nothing to send, it sends keep-alive
-// messages, which name the last record: a lost record is noticed after kAliveMs.
+// A stream sends its records in order, keeps those that are not acknowledged, and sends them again from the
+// first one when its connection was replaced or the backup reports a gap. If there is nothing to send, it
+// sends keep-alive messages, which name the last record: a lost record is noticed after kAliveMs.
 //
-// A copy of an arc travels in its stream, between the records: COPY_BEGIN at the position as of which the arc is
-// copied, its pieces (replica/arc_copy.h) in chunks, no faster than the copy rate, and COPY_END. From COPY_BEGIN on
-// the stream has the arc's records as well, which the backup keeps: where they become many, the copy rate is ignored.
-// The arc is in sync once the backup reports that it has executed them.
+// A copy of an arc travels in its stream, between the records: COPY_BEGIN at the position as of which the arc
+// is copied, its pieces (replica/arc_copy.h) in chunks, no faster than the copy rate, and COPY_END. From
+// COPY_BEGIN on the stream has the arc's records as well, which the backup keeps: where they become many, the
+// copy rate is ignored. The arc is in sync once the backup reports that it has executed them.
 //
-// Records have *stamps*, viewstamps of Oki and Liskov (PODC'88): a stamp is above all those of former primaries of
-// the same arcs, and of the log's records before. So the copy of the greatest stamp has all that any has, and serves
-// next; it sends the others what they lack, before its own records. For this a backup keeps the records that other
-// streams have too, until they are below the *floor*: acknowledged by all streams. Each message names it.
+// Records have *stamps*, viewstamps of Oki and Liskov (PODC'88): a stamp is above all those of former
+// primaries of the same arcs, and of the log's records before. So the copy of the greatest stamp has all that
+// any has, and serves next; it sends the others what they lack, before its own records. For this a backup
+// keeps the records that other streams have too, until they are below the *floor*: acknowledged by all
+// streams. Each message names it.
 
 #include "replica/replication_log.h"
 
@@ -55,7 +56,7 @@ ReplicationLog::Stream& ReplicationLog::open(StreamId id, const std::string& add
 
 void ReplicationLog::close(StreamId id) { streams_.erase(id); }
 
-// --- appending --------------------------------------------------------------------------------------------------
+// --- appending --------------------------------------------------------------------------------------------
 
 bool ReplicationLog::touches(const Stream& stream, std::span<const SlotRange> arcs) noexcept {
   return arcs.empty() ||
@@ -83,7 +84,8 @@ void ReplicationLog::add(Stream& stream, Entry entry) {
 void ReplicationLog::add_copy(Stream& stream, Record kind, SharedFrame frame) {
   LogRecord record{.kind = kind, .count = 1};
   record.frames[0] = std::move(frame);
-  // It is acknowledged before any record that is appended from now on, so that nothing else has to wait for it.
+  // It is acknowledged before any record that is appended from now on, so that nothing else has to wait for
+  // it.
   add(stream, {.record = std::make_shared<const LogRecord>(std::move(record)),
                .position = position_ + 1,
                .stamp = stamp_ + 1});
@@ -140,7 +142,7 @@ std::size_t ReplicationLog::append_chunks(Stream& stream, std::uint64_t allowed)
   return appended;
 }
 
-// --- commits ----------------------------------------------------------------------------------------------------
+// --- commits ----------------------------------------------------------------------------------------------
 
 std::uint64_t ReplicationLog::committed() const noexcept {
   std::uint64_t position = position_;
@@ -176,21 +178,12 @@ std::size_t ReplicationLog::unacknowledged_bytes() const noexcept {
   return greatest;
 }
 
-// --- sending ----------------------------------------------------------------------------------------------------
+// --- sending ----------------------------------------------------------------------------------------------
 
 bool ReplicationLog::next_message(Stream& stream, StreamMessage& message) noexcept {
   if (stream.stopped()) {
     return false;
   }
-  Header header{.op = wire::Op::kReplicate};
-  header.set_stream(stream.id);
-  const auto set_stamp = [&](std::uint64_t stamp, bool is_shared) {
-    const std::uint64_t least = floor();
-    const unsigned distance = coded_distance(stamp < least ? 0 : stamp - least);
-    header.set_stamp(stamp);
-    header.dim = static_cast<std::uint16_t>(2 * distance + (is_shared ? 1 : 0));
-  };
-  header.set_stamp(0);
   message.count = 0;
   const std::uint64_t next = stream.sent + 1;
   if (next > stream.last() || stream.sent_bytes > kMaxSentBytes) {
@@ -198,38 +191,40 @@ bool ReplicationLog::next_message(Stream& stream, StreamMessage& message) noexce
       return false;
     }
     stream.alive_due = false;
-    header.sequence = stream.sent;
-    header.aux = static_cast<std::uint32_t>(Record::kAlive);
-    if (next > stream.last()) {
-      set_stamp(stamp_, false);  // the backup has all up to it, if it has all that was sent
-    }
+    // The backup has all up to the stamp, if it has all that was sent.
+    Header header = wire::RecordHeader{.stream = stream.id,
+                                       .position = stream.sent,
+                                       .stamp = next > stream.last() ? stamp_ : 0,
+                                       .floor = floor()}
+                        .header();
     wire::encode(header, {}, message.header);
     stream.last_sent = now_;
     return true;
   }
   const Entry& entry = stream.entries[next - stream.acknowledged - 1];
   const LogRecord& record = *entry.record;
-  header.sequence = next;
-  header.aux = static_cast<std::uint32_t>(record.kind);
+  wire::RecordHeader about{.stream = stream.id, .position = next, .kind = record.kind};
   if (record.kind != Record::kCopyChunk && record.kind != Record::kCopyEnd) {
-    set_stamp(entry.stamp, entry.is_shared);
+    about.stamp = entry.stamp;
+    about.floor = floor();
+    about.is_shared = entry.is_shared;
+  }
+  std::size_t covered = record.count;  // frames
+  if (record.kind == Record::kRequest) {
+    about.status =
+        entry.is_whole ? static_cast<std::uint32_t>(record.status) : wire::RecordHeader::kNotCompared;
+    about.end_slot = record.end_slot;
+    about.applied = entry.applied;
+    covered = 0;  // it has a header of its own
   }
   std::array<wire::Frame, wire::kMaxFrames> payload;
-  std::size_t own = 0;  // frames that this header covers
-  if (record.kind == Record::kRequest) {
-    header.count = entry.is_whole ? static_cast<std::uint32_t>(record.status) : LogRecord::kNotCompared;
-    header.clock = record.end_slot;
-    header.epoch = entry.applied;
-  } else {
-    header.dtype = wire::Dtype::kUint8;
-    own = record.count;
-  }
   for (std::size_t i = 0; i < record.count; ++i) {
     message.frames.at(i) = record.frames.at(i);
     payload.at(i) = record.frames.at(i).bytes;
   }
   message.count = record.count;
-  wire::encode(header, std::span(payload).first(own), message.header);
+  Header header = about.header();
+  wire::encode(header, std::span(payload).first(covered), message.header);
   stream.sent = next;
   stream.sent_bytes += record.bytes();
   stream.last_sent = now_;
@@ -237,7 +232,8 @@ bool ReplicationLog::next_message(Stream& stream, StreamMessage& message) noexce
   return true;
 }
 
-void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::string_view text) noexcept {
+void ReplicationLog::acknowledge(Stream& stream, const wire::RecordReply& reply,
+                                 std::string_view text) noexcept {
   stream.heard = now_;
   if (reply.status == Status::kFenced) {
     stream.fenced = true;
@@ -247,8 +243,8 @@ void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::strin
   const bool is_position =
       reply.status == Status::kOk || reply.status == Status::kRetry || reply.status == Status::kInternal;
   // The backup has executed nothing that was not sent; a greater number belongs to no record.
-  if (is_position && reply.sequence > stream.acknowledged && reply.sequence <= stream.last()) {
-    while (stream.acknowledged < reply.sequence) {
+  if (is_position && reply.position > stream.acknowledged && reply.position <= stream.last()) {
+    while (stream.acknowledged < reply.position) {
       const std::size_t bytes = stream.entries.front().record->bytes();
       stream.entries.pop_front();
       stream.bytes -= bytes;
@@ -262,7 +258,7 @@ void ReplicationLog::acknowledge(Stream& stream, const Header& reply, std::strin
     stream.rewind_at = kNever;
   }
   if (is_position && stream.copy && stream.copy->end_sequence != 0 &&
-      reply.sequence >= stream.copy->end_sequence && reply.aux == stream.copy->range.first + 1) {
+      reply.position >= stream.copy->end_sequence && reply.arrived == stream.copy->range.first + 1) {
     // The vectors have room: the assignment that listed the arc has reserved it.
     stream.in_sync.push_back(stream.copy->range);
     std::ranges::sort(stream.in_sync, {}, &SlotRange::first);

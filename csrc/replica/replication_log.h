@@ -1,13 +1,13 @@
-// ReplicationLog: the streams of an endpoint to its backups. A log with cumulative acknowledgements and go-back-N retransmission; a position is committed once every stream has
-// acknowledged its records up to there. docs/replication.md is the protocol, replication_log.cc has copies and
-// stamps.
+// ReplicationLog: the streams of an endpoint to its backups. A log with cumulative acknowledgements and
+// go-back-N retransmission; a position is committed once every stream has acknowledged its records up to
+// there. docs/replication.md is the protocol, replication_log.cc has copies and stamps.
 //
 //   append -> record 17 -> stream a: sequence 9, stream b: sequence 17
 //   acknowledged(b, 16): committed() is 16, replies up to 16 leave (endpoint/held_replies.h)
 //
-// A stream of which nothing is heard for kSilentMs stops replies, although it may have acknowledged all records:
-// another endpoint may have been promoted. A stream with a fault, or that its backup has fenced, stops them until it
-// is closed.
+// A stream of which nothing is heard for kSilentMs stops replies, although it may have acknowledged all
+// records: another endpoint may have been promoted. A stream with a fault, or that its backup has fenced,
+// stops them until it is closed.
 //
 // Invariants
 //   I1  A stream keeps all its records above `acknowledged`, and no others.
@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -33,7 +32,7 @@
 #include "base/units.h"
 #include "replica/arc_copy.h"
 #include "transport/shared_frame.h"
-#include "wire/wire.h"
+#include "wire/record_header.h"
 
 namespace shoal {
 
@@ -49,8 +48,6 @@ struct StreamMessage {
 
 // What is appended. Immutable; shared by streams and messages.
 struct LogRecord {
-  static constexpr std::uint32_t kNotCompared = 0xffffffffU;  // in place of a status
-
   wire::Record kind = wire::Record::kAlive;
   wire::Status status = wire::Status::kOk;  // REQUEST: of its execution
   std::uint32_t end_slot = 0;               // REQUEST: the arcs below it have executed it
@@ -77,22 +74,6 @@ class ReplicationLog {
 
   // Of stamps: those of an epoch are above all of the epochs before.
   static constexpr unsigned kEpochShift = 36;
-  // In `dim` of a REPLICATE: how far the floor is below the stamp, in 15 bits, and 1 bit: whether other streams have the record
-  // too. The distance is m * 2^e, from ten bits of m and five of e, rounded up: a backup never takes the floor for higher
-  // than it is. 0x7fff: it is unknown.
-  static constexpr std::uint16_t kUnknownDistance = 0x7fff;
-  static constexpr std::uint16_t coded_distance(std::uint64_t distance) noexcept {
-    const int e = std::max(0, static_cast<int>(std::bit_width(distance)) - 10);
-    const std::uint64_t m = (distance >> e) + ((distance & ((std::uint64_t{1} << e) - 1)) != 0 ? 1 : 0);
-    const int more = m > 0x3ff ? 1 : 0;  // rounded up to 2^10
-    return e + more > 31
-               ? kUnknownDistance
-               : static_cast<std::uint16_t>(m >> more | static_cast<std::uint64_t>(e + more) << 10U);
-  }
-  static constexpr std::uint64_t distance_of(std::uint16_t coded) noexcept {
-    return coded == kUnknownDistance ? std::numeric_limits<std::uint64_t>::max()
-                                     : std::uint64_t{coded & 0x3ffU} << (coded >> 10U);
-  }
 
   struct Entry {
     std::shared_ptr<const LogRecord> record;
@@ -162,8 +143,8 @@ class ReplicationLog {
   Stream& open(StreamId id, const std::string& address, const std::string& server_key);
   void close(StreamId id);
 
-  // Gives the record a position and adds it to the streams that have one of the arcs; without arcs, to all. `applied` is called for
-  // each of them. std::bad_alloc: it is missing in some of the streams.
+  // Gives the record a position and adds it to the streams that have one of the arcs; without arcs, to all.
+  // `applied` is called for each of them. std::bad_alloc: it is missing in some of the streams.
   template <class Applied>
   void append(LogRecord record, std::span<const SlotRange> arcs, const Applied& applied,
               std::optional<StreamId> only = {}) {
@@ -190,8 +171,8 @@ class ReplicationLog {
   void begin_copy(Stream& stream, std::shared_ptr<ArcCopy> source);
   // Takes pieces of at most `allowed` bytes, but at least one; returns their bytes. SnapshotLostError.
   static std::size_t take_pieces(Copy& copy, std::size_t allowed);
-  // Appends chunks of at most `allowed` bytes, and COPY_END after the last one; returns the bytes. Not more than kMaxCopyAhead
-  // bytes are waiting to be acknowledged.
+  // Appends chunks of at most `allowed` bytes, and COPY_END after the last one; returns the bytes. Not more
+  // than kMaxCopyAhead bytes are waiting to be acknowledged.
   std::size_t append_chunks(Stream& stream, std::uint64_t allowed);
   std::uint64_t position() const noexcept { return position_; }
   std::uint64_t stamp() const noexcept { return stamp_; }
@@ -209,7 +190,7 @@ class ReplicationLog {
   // Of the records of the stream that has most.
   std::size_t unacknowledged_bytes() const noexcept;
   bool next_message(Stream& stream, StreamMessage& message) noexcept;
-  void acknowledge(Stream& stream, const wire::Header& reply, std::string_view text) noexcept;
+  void acknowledge(Stream& stream, const wire::RecordReply& reply, std::string_view text) noexcept;
   void rewind(Stream& stream) noexcept;
   void rewind_if_due(Stream& stream) noexcept;
   // Stops all streams.

@@ -152,18 +152,6 @@ struct Header {
 
   bool is_reply() const noexcept { return (flags & kReply) != 0; }
   std::uint8_t part() const noexcept { return static_cast<std::uint8_t>(flags >> kPartShift); }
-  // REPLICATE: the number of the stream.
-  std::uint64_t stream() const noexcept { return std::uint64_t{job} << 32U | table; }
-  void set_stream(std::uint64_t stream) noexcept {
-    table = static_cast<std::uint32_t>(stream);
-    job = static_cast<std::uint32_t>(stream >> 32U);
-  }
-  // REPLICATE: the stamp of the record (replica/replication_log.h).
-  std::uint64_t stamp() const noexcept { return std::uint64_t{incarnation} << 32U | worker; }
-  void set_stamp(std::uint64_t stamp) noexcept {
-    worker = static_cast<std::uint32_t>(stamp);
-    incarnation = static_cast<std::uint32_t>(stamp >> 32U);
-  }
 };
 static_assert(sizeof(Header) == 64 && alignof(Header) == 8);
 static_assert(offsetof(Header, version) == 4 && offsetof(Header, op) == 5 && offsetof(Header, status) == 6 &&

@@ -183,24 +183,23 @@ class Backup {
   }
 
   void send(wire::Record kind, const Bytes& bytes) {
-    wire::Header header{.op = wire::Op::kReplicate, .dtype = wire::Dtype::kUint8, .sequence = ++sequence_};
-    header.aux = static_cast<std::uint32_t>(kind);
-    header.count = static_cast<std::uint32_t>(bytes.size());
-    header.set_stream(kStream);
-    send(header, kind == wire::Record::kAlive ? std::vector<Bytes>() : std::vector<Bytes>{bytes}, true);
+    const wire::RecordHeader record{.stream = kStream, .position = ++sequence_, .kind = kind};
+    send(record.header(), kind == wire::Record::kAlive ? std::vector<Bytes>() : std::vector<Bytes>{bytes},
+         true);
   }
   void send_request(Source& from) {
     service_input::Made nested = service_input::make(from);
-    wire::Header header{.op = wire::Op::kReplicate, .sequence = ++sequence_};
-    header.aux = static_cast<std::uint32_t>(wire::Record::kRequest);
-    header.count = from.below(4) == 0 ? from.below(12) : LogRecord::kNotCompared;
-    header.clock = from.below(kSlots + 1);
-    header.set_stream(kStream);
+    const std::uint32_t status = from.below(4) == 0 ? from.below(12) : wire::RecordHeader::kNotCompared;
+    const wire::RecordHeader record{.stream = kStream,
+                                    .position = ++sequence_,
+                                    .kind = wire::Record::kRequest,
+                                    .status = status,
+                                    .end_slot = from.below(kSlots + 1)};
     Bytes head(sizeof(wire::Header));
     encode(nested.header, service_input::covered(nested), std::span<std::byte, sizeof(wire::Header)>(head));
     std::vector<Bytes> payload = {head};
     payload.insert(payload.end(), nested.payload.begin(), nested.payload.end());
-    send(header, payload, false);
+    send(record.header(), payload, false);
   }
   // Lets the backup execute what it has kept, and checks what it has.
   void verify() {

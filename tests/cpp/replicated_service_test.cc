@@ -212,8 +212,8 @@ TEST(a_distance_in_15_bits_is_never_too_small_and_at_most_a_512th_too_large) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 100'000; ++i) {
     const std::uint64_t distance = i < 5000 ? static_cast<std::uint64_t>(i) : random() >> (random() % 64U);
-    const std::uint16_t coded = ReplicationLog::coded_distance(distance);
-    const std::uint64_t read = ReplicationLog::distance_of(coded);
+    const std::uint16_t coded = wire::RecordHeader::coded_distance(distance);
+    const std::uint64_t read = wire::RecordHeader::distance_of(coded);
     CHECK(coded <= 0x7fff);
     CHECK(read >= distance);
     CHECK(read - distance <= distance / 512 || (coded == 0x7fff && distance > std::uint64_t{1} << 40U));

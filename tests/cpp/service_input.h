@@ -258,7 +258,8 @@ inline Made make(Source& from) {
     case Op::kReplicate: {
       h.dtype = Dtype::kUint8;
       h.aux = from.below(7);
-      h.set_stream(1 + from.below(3));
+      h.job = 0;
+      h.table = 1 + from.below(3);
       made.payload.assign(h.aux == static_cast<std::uint32_t>(Record::kAlive) ? 0 : 1, Bytes(from.below(9)));
       if (h.aux == static_cast<std::uint32_t>(Record::kRequest)) {
         h.dtype = Dtype::kNone;

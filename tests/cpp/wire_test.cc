@@ -14,6 +14,7 @@
 
 #include "base/crc32c.h"
 #include "check.h"
+#include "wire/record_header.h"
 #include "wire/times.h"
 #include "wire/values.h"
 
@@ -381,7 +382,8 @@ std::vector<Bytes> replicated(Header header = {}) {
   header.op = Op::kReplicate;
   header.sequence = 12;
   header.aux = static_cast<std::uint32_t>(Record::kRequest);
-  header.set_stream(0x1234589abcdefU);
+  header.table = 0x89abcdefU;
+  header.job = 0x12345U;
   std::vector<Bytes> frames = Sent{header, {}}.frames();
   const std::vector<Bytes> nested = push.frames();
   frames.insert(frames.end(), nested.begin(), nested.end());
@@ -393,7 +395,7 @@ TEST(a_nested_request_comes_back_as_it_was_and_is_decoded_on_its_own) {
   const std::vector<Frame> views(frames.begin(), frames.end());
   Decoded got;
   CHECK(!decode(views, {}, got));
-  CHECK_EQ(got.header.stream(), 0x1234589abcdefU);
+  CHECK_EQ(RecordHeader::of(got.header).stream, 0x1234589abcdefU);
   CHECK_EQ(got.nested.size(), 3);
   Decoded push;
   CHECK(!decode(got.nested, {}, push));
