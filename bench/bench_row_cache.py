@@ -19,6 +19,7 @@ import shoal
 from ctr.draw import Draw
 from figures import conditions
 from shoal import _core
+from shoal.table.spec import TableRecord, TableSpec
 
 STALENESS = 8
 BATCHES = 20
@@ -36,7 +37,8 @@ OPTIMIZERS = {
 def run(arguments: argparse.Namespace, batches: list[np.ndarray]) -> dict[str, float]:
     """Return the nanoseconds of each stage for a key, and those of a change that is sent."""
     rule, dim = OPTIMIZERS[arguments.optimizer], arguments.dim
-    cache = _core.RowCache(arguments.cache_rows, dim, False, rule.rule, rule.engine_params())
+    spec = TableSpec(name="t", dim=dim, optimizer=rule, init=shoal.Zeros(), dtype="float32", seed=0)
+    cache = _core.RowCache(TableRecord.of(spec).native(), arguments.cache_rows, local_steps=True)
     rng = np.random.default_rng(1)
     most = max(map(len, batches))
     grads = rng.normal(size=(most, dim)).astype(np.float32)

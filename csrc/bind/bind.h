@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -48,15 +47,6 @@ class PoolWithScratch {
   GradientScratch gradient_scratch_ GUARDED_BY(in_use_);
 };
 
-// A rule of a table's lifecycle, as passed by Python: a name and parameters.
-using NamedForm = std::pair<std::string, std::map<std::string, double>>;
-
-// A table from its description in Python.
-TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
-                    std::map<std::string, double> params, const std::string& init, double init_parameter,
-                    std::uint64_t init_seed, std::uint64_t seed, const std::optional<NamedForm>& admit,
-                    const std::vector<NamedForm>& expire);
-
 // By the names that Python uses.
 Purpose purpose_of(const std::string& name);
 Snapshot::Kind kind_of(const std::string& name);
@@ -85,10 +75,8 @@ pybind11::tuple section_of(Snapshot::Piece&& piece);
 // ranges, their bytes).
 pybind11::tuple changes_of(Snapshot::Piece&& piece);
 
-// The rows that a worker keeps; with an optimizer, with local steps.
-std::unique_ptr<RowCache> make_cache(std::size_t rows, std::size_t dim, bool is_counted,
-                                     const std::optional<std::string>& optimizer,
-                                     std::map<std::string, double> params);
+// The rows of a table that a worker keeps.
+std::unique_ptr<RowCache> make_cache(const TableSpec& spec, std::size_t rows, bool local_steps);
 // Their counts, by name.
 pybind11::dict cache_stats(const RowCache& cache);
 
@@ -98,6 +86,7 @@ void add_batch(pybind11::module_& module);
 void add_cache(pybind11::module_& module);
 void add_kernel(pybind11::module_& module);
 void add_names(pybind11::module_& module);
+void add_table_spec(pybind11::module_& module);
 void add_shard(pybind11::module_& module);
 void add_tier(pybind11::module_& module);
 void add_user_step(pybind11::module_& module);

@@ -100,14 +100,12 @@ void copy_weights_of(RowCache& cache, const Array<float>& whole, const Array<std
 
 }  // namespace
 
-std::unique_ptr<RowCache> make_cache(std::size_t rows, std::size_t dim, bool is_counted,
-                                     const std::optional<std::string>& optimizer,
-                                     std::map<std::string, double> params) {
+std::unique_ptr<RowCache> make_cache(const TableSpec& spec, std::size_t rows, bool local_steps) {
   std::optional<LocalSteps> steps;
-  if (optimizer) {
-    steps.emplace(dim, Optimizer(*optimizer, std::move(params)));
+  if (local_steps) {
+    steps.emplace(spec.dim, spec.optimizer);
   }
-  return std::make_unique<RowCache>(rows, dim, is_counted, std::move(steps));
+  return std::make_unique<RowCache>(rows, spec.dim, spec.lifecycle.needs_counts(), std::move(steps));
 }
 
 py::dict cache_stats(const RowCache& cache) {
@@ -131,8 +129,7 @@ py::dict cache_stats(const RowCache& cache) {
 void add_cache(py::module_& module) {
   const auto array = [](const char* name) { return py::arg(name).noconvert(); };
   py::class_<RowCache>(module, "RowCache")
-      .def(py::init(&make_cache), py::arg("rows"), py::arg("dim"), py::arg("counted") = false,
-           py::arg("optimizer") = std::nullopt, py::arg("params") = std::map<std::string, double>())
+      .def(py::init(&make_cache), py::arg("spec"), py::arg("rows"), py::arg("local_steps") = false)
       .def_property_readonly("width", &RowCache::width)
       .def("copy_weights_of", &copy_weights_of, array("whole"), array("positions"), array("rows"))
       .def_property_readonly("sums", &RowCache::sums)

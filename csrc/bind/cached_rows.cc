@@ -33,20 +33,18 @@ struct RowsBinding {
   }
 };
 
-std::unique_ptr<RowsBinding> make(const BindingPtr& self, std::uint32_t table, std::size_t rows,
-                                  std::size_t dim, std::size_t slots, std::uint32_t staleness,
-                                  const std::optional<std::uint32_t>& waits, bool counted,
-                                  const std::optional<std::string>& optimizer,
-                                  std::map<std::string, double> params, const py::object& filter) {
+std::unique_ptr<RowsBinding> make(const BindingPtr& self, std::uint32_t table, const TableSpec& spec,
+                                  std::size_t rows, std::size_t slots, std::uint32_t staleness,
+                                  const std::optional<std::uint32_t>& waits, bool local_steps,
+                                  const py::object& filter) {
   client::CachedRowsOptions options{.table = table, .slots = slots, .staleness = staleness, .waits = waits};
   if (!filter.is_none()) {
     options.filter = filter.cast<client::Filter*>();
     options.keep = keep({filter});
   }
-  return std::make_unique<RowsBinding>(
-      RowsBinding{.client = self,
-                  .rows = &self->client().add_cache(
-                      make_cache(rows, dim, counted, optimizer, std::move(params)), std::move(options))});
+  return std::make_unique<RowsBinding>(RowsBinding{
+      .client = self,
+      .rows = &self->client().add_cache(make_cache(spec, rows, local_steps), std::move(options))});
 }
 
 // `is_fresh`: from the servers, with all pushes of this worker.
@@ -160,10 +158,9 @@ void forget_after(const RowsBinding& self, const ClientCall& call) {
 void add_cached_rows(py::module_& module) {
   const auto array = [](const char* name) { return py::arg(name).noconvert(); };
   py::class_<RowsBinding>(module, "CachedRows")
-      .def(py::init(&make), py::arg("client"), py::arg("table"), py::kw_only(), py::arg("rows"),
-           py::arg("dim"), py::arg("slots"), py::arg("staleness"), py::arg("waits") = std::nullopt,
-           py::arg("counted") = false, py::arg("optimizer") = std::nullopt,
-           py::arg("params") = std::map<std::string, double>(), py::arg("filter") = py::none())
+      .def(py::init(&make), py::arg("client"), py::arg("table"), py::arg("spec"), py::kw_only(),
+           py::arg("rows"), py::arg("slots"), py::arg("staleness"), py::arg("waits") = std::nullopt,
+           py::arg("local_steps") = false, py::arg("filter") = py::none())
       .def("pull", &pull, py::arg("batch"), array("rows"), py::arg("after") = py::tuple(),
            py::arg("fresh") = false, py::arg("traced") = false)
       .def("pull_per_key", &pull_per_key, py::arg("batch"), array("rows"), py::arg("pool"),

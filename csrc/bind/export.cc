@@ -18,10 +18,10 @@ namespace {
 // A section, as passed by Python: slot, offset and bytes in its file, rows, homes, lines, reach, width.
 constexpr std::size_t kSectionWords = 8;
 
-std::unique_ptr<ExportReader> make_reader(const std::string& dtype, std::size_t dim, const std::string& init,
-                                          double init_parameter, std::uint64_t init_seed, std::size_t slots) {
-  return std::make_unique<ExportReader>(RowFormat(dtype, dim), Init(init, init_parameter, init_seed),
-                                        Slots(slots));
+// `dtype`: as which the weights of the table are stored in the export.
+std::unique_ptr<ExportReader> make_reader(const TableSpec& spec, const std::string& dtype,
+                                          std::size_t slots) {
+  return std::make_unique<ExportReader>(RowFormat(dtype, spec.dim), spec.init, Slots(slots));
 }
 
 Slot slot_of(const ExportReader& reader, std::size_t slot) {
@@ -133,8 +133,7 @@ py::tuple pack_slot(const ExportReader& reader, std::size_t slot, const Array<st
 
 void add_export(py::module_& module) {
   py::class_<ExportReader>(module, "ExportReader")
-      .def(py::init(&make_reader), py::arg("dtype"), py::arg("dim"), py::arg("init"),
-           py::arg("init_parameter"), py::arg("init_seed"), py::arg("slots"))
+      .def(py::init(&make_reader), py::arg("spec"), py::arg("dtype"), py::arg("slots"))
       .def("add_layer", &ExportReader::add_layer)
       .def("add", &add, py::arg("file").noconvert(), py::arg("sections").noconvert(), py::keep_alive<1, 2>())
       .def("pull", &pull, py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("pool"),

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_cache(module);
   shoal::bind::add_kernel(module);
   shoal::bind::add_names(module);
+  shoal::bind::add_table_spec(module);
   shoal::bind::add_shard(module);
   shoal::bind::add_tier(module);
   shoal::bind::add_user_step(module);

@@ -189,13 +189,12 @@ struct SimulatedRows {
 };
 
 std::unique_ptr<SimulatedRows> make_rows(const std::shared_ptr<RequestsBinding>& self, std::uint32_t table,
-                                         std::size_t rows, std::size_t dim, std::size_t slots,
+                                         const TableSpec& spec, std::size_t rows, std::size_t slots,
                                          std::uint32_t staleness, const std::optional<std::uint32_t>& waits,
-                                         const std::optional<std::string>& optimizer,
-                                         std::map<std::string, double> params, const py::object& filter,
-                                         std::uint32_t clock, Seconds patience, RowCacheDefect row_defect,
+                                         bool local_steps, const py::object& filter, std::uint32_t clock,
+                                         Seconds patience, RowCacheDefect row_defect,
                                          client::CachedRowsDefect defect) {
-  auto cache = make_cache(rows, dim, false, optimizer, std::move(params));
+  auto cache = make_cache(spec, rows, local_steps);
   cache->plant(row_defect);
   client::CachedRowsOptions options{.table = table, .slots = slots, .staleness = staleness, .waits = waits};
   if (!filter.is_none()) {
@@ -210,11 +209,11 @@ std::unique_ptr<SimulatedRows> make_rows(const std::shared_ptr<RequestsBinding>&
 void add_simulated_rows(py::module_& module) {
   const auto array = [](const char* name) { return py::arg(name).noconvert(); };
   py::class_<SimulatedRows>(module, "SimulatedRows")
-      .def(py::init(&make_rows), py::arg("requests"), py::arg("table"), py::kw_only(), py::arg("rows"),
-           py::arg("dim"), py::arg("slots"), py::arg("staleness"), py::arg("waits") = std::nullopt,
-           py::arg("optimizer") = std::nullopt, py::arg("params") = std::map<std::string, double>(),
-           py::arg("filter") = py::none(), py::arg("clock") = 0, py::arg("patience") = 60.0,
-           py::arg("row_defect") = RowCacheDefect::kNone, py::arg("defect") = client::CachedRowsDefect::kNone)
+      .def(py::init(&make_rows), py::arg("requests"), py::arg("table"), py::arg("spec"), py::kw_only(),
+           py::arg("rows"), py::arg("slots"), py::arg("staleness"), py::arg("waits") = std::nullopt,
+           py::arg("local_steps") = false, py::arg("filter") = py::none(), py::arg("clock") = 0,
+           py::arg("patience") = 60.0, py::arg("row_defect") = RowCacheDefect::kNone,
+           py::arg("defect") = client::CachedRowsDefect::kNone)
       .def(
           "pull",
           [](const SimulatedRows& self, const Array<std::uint64_t>& hashes, Array<float>& rows, Seconds now) {

@@ -179,20 +179,8 @@ void add_orders(py::class_<Face>& face) {
   add_order<Resume, 0>(face);
   add_order<SetMemory, 1>(face);
   add_order<DropTable, 1>(face);
-  face.def(
-          "add_table",
-          [](Face& self, std::uint32_t id, std::size_t dim, const std::string& dtype,
-             const std::string& optimizer, std::map<std::string, double> params, const std::string& init,
-             double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
-             const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire) {
-            apply(self, AddTable{.id = id,
-                                 .spec = make_spec(dim, dtype, optimizer, std::move(params), init,
-                                                   init_parameter, init_seed, seed, admit, expire)});
-          },
-          py::arg("id"), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
-          py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
-          py::arg("admit") = py::none(), py::arg("expire") = py::list(), Nogil())
-      .def("save_arc", &save_arc<Face>, py::arg("first"), py::arg("end"))
+  add_order<AddTable, 2>(face);
+  face.def("save_arc", &save_arc<Face>, py::arg("first"), py::arg("end"))
       .def("tables", [](const Face& self) { return tables_of(self); }, Nogil());
 }
 

@@ -26,25 +26,10 @@ SlotSlices slices(const Batch& batch) {
   return {batch.hashes(), batch.offsets()};
 }
 
-constexpr const char* kInt64 = "int64";  // its numbers are pairs of floats (base/int64_pairs.h)
-
-Dtype dtype_of(const std::string& name) {
-  SHOAL_CHECK(name == "float32" || name == "float16" || name == "bfloat16" || name == kInt64,
-              "no dtype " + name + ": float32, float16, bfloat16 or int64");
-  return name == "float32" || name == kInt64 ? Dtype::kFloat32
-                                             : (name == "float16" ? Dtype::kFloat16 : Dtype::kBfloat16);
-}
-
-std::unique_ptr<Shard> make_shard(std::size_t dim, const std::string& dtype, const std::string& optimizer,
-                                  std::map<std::string, double> params, const std::string& init,
-                                  double init_parameter, std::uint64_t init_seed, std::uint64_t seed,
-                                  std::size_t slots, PoolWithScratch& pool,
-                                  const std::optional<NamedForm>& admit, const std::vector<NamedForm>& expire,
+std::unique_ptr<Shard> make_shard(const TableSpec& spec, std::size_t slots, PoolWithScratch& pool,
                                   Budget* budget,
                                   const std::optional<std::pair<std::string, std::size_t>>& tier) {
-  auto shard = std::make_unique<Shard>(make_spec(dim, dtype, optimizer, std::move(params), init,
-                                                 init_parameter, init_seed, seed, admit, expire),
-                                       Slots(slots), pool.threads, Locks::kBySlot, budget);
+  auto shard = std::make_unique<Shard>(spec, Slots(slots), pool.threads, Locks::kBySlot, budget);
   if (tier) {
     const auto& [directory, memory] = *tier;
     shard->set_source(std::make_unique<Tier>(*shard, directory, memory));
@@ -307,27 +292,6 @@ std::vector<std::string> columns_of(const Shard& shard) {
   return all;
 }
 
-TableSpec make_spec(std::size_t dim, const std::string& dtype, const std::string& optimizer,
-                    std::map<std::string, double> params, const std::string& init, double init_parameter,
-                    std::uint64_t init_seed, std::uint64_t seed, const std::optional<NamedForm>& admit,
-                    const std::vector<NamedForm>& expire) {
-  std::vector<NamedRule> rules;
-  for (const auto& [name, values] : expire) {
-    rules.push_back({name, values});
-  }
-  Optimizer rule(optimizer, std::move(params));
-  SHOAL_CHECK((rule.elements() == Elements::kInt64Pairs) == (dtype == kInt64),
-              dtype == kInt64 ? "a table of int64 adds what is pushed: its optimizer is Add, got " + optimizer
-                              : "Add is for tables of int64, got " + dtype);
-  return {.dim = dtype == kInt64 ? dim * kInt64Floats : dim,
-          .dtype = dtype_of(dtype),
-          .optimizer = std::move(rule),
-          .init = Init(init, init_parameter, init_seed),
-          .seed = seed,
-          .lifecycle =
-              Lifecycle(admit ? std::optional(NamedRule{admit->first, admit->second}) : std::nullopt, rules)};
-}
-
 py::tuple section_of(Snapshot::Piece&& piece) {
   return py::make_tuple(piece.rows, owned(std::move(piece.section)), owned(std::move(piece.filter)));
 }
@@ -379,11 +343,9 @@ void add_shard(py::module_& module) {
       .def(py::init([](const KeyBatch& batch) { return std::make_unique<RowLocations>(batch.hashes()); }),
            py::arg("batch"), py::keep_alive<1, 2>());
   py::class_<Shard>(module, "Shard")
-      .def(py::init(&make_shard), py::arg("dim"), py::arg("dtype"), py::arg("optimizer"), py::arg("params"),
-           py::arg("init"), py::arg("init_parameter"), py::arg("init_seed"), py::arg("seed"),
-           py::arg("slots"), py::arg("pool"), py::arg("admit") = py::none(), py::arg("expire") = py::list(),
-           py::arg("budget") = py::none(), py::arg("tier") = py::none(), py::keep_alive<1, 11>(),
-           py::keep_alive<1, 14>())
+      .def(py::init(&make_shard), py::arg("spec"), py::arg("slots"), py::arg("pool"),
+           py::arg("budget") = py::none(), py::arg("tier") = py::none(), py::keep_alive<1, 4>(),
+           py::keep_alive<1, 5>())
       .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert(), py::arg("locations") = py::none())
       .def("pull_per_key", &pull_per_key, py::arg("batch"), py::arg("rows").noconvert(),
            py::arg("locations") = py::none())

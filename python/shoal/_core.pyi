@@ -112,22 +112,34 @@ class TextMap:
 class RowLocations:
     def __init__(self, batch: KeyBatch) -> None: ...
 
+# A name and its parameters; an initializer's name, parameter and seed.
+_Named: TypeAlias = tuple[str, dict[str, float]]
+_NamedInit: TypeAlias = tuple[str, float, int]
+
+class TableSpec:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        dtype: str,
+        optimizer: _Named,
+        init: _NamedInit,
+        seed: int,
+        admit: _Named | None = None,
+        expire: Sequence[_Named] = ...,
+    ) -> None: ...
+    @property
+    def floats(self) -> int: ...
+    @property
+    def needs_counts(self) -> bool: ...
+
 class Shard:
     step: int
     def __init__(
         self,
-        dim: int,
-        dtype: str,
-        optimizer: str,
-        params: dict[str, float],
-        init: str,
-        init_parameter: float,
-        init_seed: int,
-        seed: int,
+        spec: TableSpec,
         slots: int,
         pool: ThreadPool,
-        admit: tuple[str, dict[str, float]] | None = None,
-        expire: Sequence[tuple[str, dict[str, float]]] = ...,
         budget: Budget | None = None,
         tier: tuple[str, int] | None = None,
     ) -> None: ...
@@ -196,7 +208,7 @@ class Shard:
     def verify(self) -> str: ...
 
 class ExportReader:
-    def __init__(self, dtype: str, dim: int, init: str, init_parameter: float, init_seed: int, slots: int) -> None: ...
+    def __init__(self, spec: TableSpec, dtype: str, slots: int) -> None: ...
     def add_layer(self) -> None: ...
     def add(self, file: npt.NDArray[np.uint8], sections: npt.NDArray[np.uint64]) -> None: ...
     def pull(
@@ -245,14 +257,7 @@ class TierSpace:
     def open(self, directory: str) -> None: ...
 
 class RowCache:
-    def __init__(
-        self,
-        rows: int,
-        dim: int,
-        counted: bool = False,
-        optimizer: str | None = None,
-        params: dict[str, float] = {},
-    ) -> None: ...
+    def __init__(self, spec: TableSpec, rows: int, local_steps: bool = False) -> None: ...
     @property
     def width(self) -> int: ...
     @property
@@ -329,20 +334,7 @@ class Service:
     ) -> int: ...
     def hold(self, job: int = 0) -> int: ...
     def resume(self, job: int = 0) -> None: ...
-    def add_table(
-        self,
-        id: int,
-        dim: int,
-        dtype: str,
-        optimizer: str,
-        params: dict[str, float],
-        init: str,
-        init_parameter: float,
-        init_seed: int,
-        seed: int,
-        admit: tuple[str, dict[str, float]] | None = None,
-        expire: Sequence[tuple[str, dict[str, float]]] = ...,
-    ) -> None: ...
+    def add_table(self, id: int, spec: TableSpec) -> None: ...
     def set_memory(self, slot_bytes: int) -> None: ...
     def drop_table(self, id: int) -> None: ...
     def tables(self) -> list[int]: ...
@@ -405,20 +397,7 @@ class Replica:
     ) -> int: ...
     def hold(self, job: int = 0) -> int: ...
     def resume(self, job: int = 0) -> None: ...
-    def add_table(
-        self,
-        id: int,
-        dim: int,
-        dtype: str,
-        optimizer: str,
-        params: dict[str, float],
-        init: str,
-        init_parameter: float,
-        init_seed: int,
-        seed: int,
-        admit: tuple[str, dict[str, float]] | None = None,
-        expire: Sequence[tuple[str, dict[str, float]]] = ...,
-    ) -> None: ...
+    def add_table(self, id: int, spec: TableSpec) -> None: ...
     def set_memory(self, slot_bytes: int) -> None: ...
     def drop_table(self, id: int) -> None: ...
     def tables(self) -> list[int]: ...
@@ -960,14 +939,13 @@ class SimulatedRows:
         self,
         requests: Requests,
         table: int,
+        spec: TableSpec,
         *,
         rows: int,
-        dim: int,
         slots: int,
         staleness: int,
         waits: int | None = None,
-        optimizer: str | None = None,
-        params: dict[str, float] = {},
+        local_steps: bool = False,
         filter: Filter | None = None,
         clock: int = 0,
         patience: float = 60.0,
@@ -1114,15 +1092,13 @@ class CachedRows:
         self,
         client: Client,
         table: int,
+        spec: TableSpec,
         *,
         rows: int,
-        dim: int,
         slots: int,
         staleness: int,
         waits: int | None = None,
-        counted: bool = False,
-        optimizer: str | None = None,
-        params: dict[str, float] = {},
+        local_steps: bool = False,
         filter: Filter | None = None,
     ) -> None: ...
     def pull(

@@ -18,6 +18,7 @@ from shoal.export.read import Export
 from shoal.storage import transaction
 from shoal.storage.open import open_dir
 from stores import KINDS, opened
+from table_specs import native_spec
 from tiers import long_after
 
 EDGES = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
@@ -321,7 +322,7 @@ def test_calls_are_checked(tmp_path):
 
 
 def test_the_engine_refuses_shapes_that_do_not_fit():
-    reader = _core.ExportReader("float32", 1, "Zeros", 0.0, 0, 4)
+    reader = _core.ExportReader(native_spec(), "float32", 4)
     with pytest.raises(ValueError, match="there is no such slot"):
         reader.add(np.zeros(64, np.uint8), np.array([[0, 0, 64, 1, 1, 1, 0, 8]], np.uint64))
     reader.add_layer()

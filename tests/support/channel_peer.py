@@ -8,17 +8,15 @@ import time
 import numpy as np
 import zmq
 
-import shoal
-from cluster_standin import described
 from shoal import _core
 from shoal._core import Op
 from shoal.cluster.worker.channel import WorkerIdentity
-from shoal.table.spec import TableSpec
+from table_specs import native, table_spec
 
 SLOTS = 16
 
 
-SPEC = TableSpec(name="t", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
+SPEC = table_spec(2)
 
 
 ME = WorkerIdentity(0, 1, 77)
@@ -37,7 +35,7 @@ class Peer:
         self.service = _core.Service(SLOTS, [(first, end)])
         self.service.start_job(ME.job, "asp")
         self.service.admit(ME.rank, ME.incarnation, 0)
-        self.service.add_table(0, **described(SPEC))
+        self.service.add_table(0, native(SPEC))
         self.script = script
         self.asked = []
         self.error = None

@@ -19,7 +19,6 @@ from shoal.cluster.scheduler.scheduler import Scheduler
 from shoal.cluster.server.assignment import ServerControl
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.server.tasks import TaskRunner
-from shoal.table.spec import TableSpec
 
 
 class Server:
@@ -72,22 +71,6 @@ class Server:
         self._context.term()
         if self.error is not None:
             raise self.error
-
-
-def described(spec: TableSpec) -> dict[str, Any]:
-    """A table in the form of the engine."""
-    return {
-        "dim": spec.dim,
-        "dtype": spec.dtype,
-        "optimizer": type(spec.optimizer).__name__,
-        "params": spec.optimizer.params(),
-        "init": type(spec.init).__name__,
-        "init_parameter": spec.init.parameter,
-        "init_seed": spec.init.init_seed,
-        "seed": spec.seed,
-        "admit": None if spec.admit is None else spec.admit.form().native(),
-        "expire": [rule.form().native() for rule in spec.expire],
-    }
 
 
 @dataclass

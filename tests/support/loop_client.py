@@ -5,6 +5,7 @@ import zmq
 
 from shoal import _core
 from shoal._core import Op, Status
+from table_specs import native_spec
 
 JOB, TABLE, SLOTS = 77, 1, 64
 WAIT_MS = 60_000  # only spent by a test that fails
@@ -21,17 +22,7 @@ def make_service():
 
 
 def add_table(service, number, dim):
-    service.add_table(
-        number,
-        dim=dim,
-        dtype="float32",
-        optimizer="SGD",
-        params={"lr": 1.0, "weight_decay": 0.0},
-        init="Zeros",
-        init_parameter=0.0,
-        init_seed=0,
-        seed=0,
-    )
+    service.add_table(number, native_spec(dim))
 
 
 class Client:

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from service_peer import SGD, Frames, Reply, Worker
+import shoal
+from service_peer import Frames, Reply, Worker
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
+from table_specs import native_spec
 
 SLOTS = 16
 ARCS = [(first, first + 4) for first in range(0, SLOTS, 4)]
@@ -171,15 +173,9 @@ class Call:
 
 READS = 1 << 62
 NEWEST = 1000  # an epoch that no service is ahead of
-ADAGRAD = {
-    "dtype": "float16",
-    "optimizer": "Adagrad",
-    "params": {"lr": 0.1, "eps": 1e-8, "n0": 0.1, "weight_decay": 0.0},
-    "init": "Uniform",
-    "init_parameter": 0.1,
-    "init_seed": 3,
-    "seed": 11,
-}
+ADAGRAD = native_spec(
+    4, shoal.Adagrad(lr=0.1, eps=1e-8, n0=0.1), init=shoal.Uniform(0.1, seed=3), dtype="float16", seed=11
+)
 
 
 def random_script(
@@ -342,7 +338,7 @@ class Driver:
 
 
 # A job of three workers and three tables, of which one counts and expires keys.
-ADMITTED: dict[str, Any] = {**SGD, "admit": ("AfterCount", {"n": 2.0}), "expire": [("TimeToLive", {"clocks": 2.0})]}
+ADMITTED = native_spec(admit=shoal.AfterCount(2), expire=(shoal.TimeToLive(2),))
 TABLES = {0: 1, 1: 4, 2: 1}
 MODES = [("bsp", 0), ("ssp", 1), ("asp", 0)]
 
@@ -351,9 +347,9 @@ def prepare(service: Any, mode: str, staleness: int, *, memory: int | None = Non
     """The orders that begin a job of three workers."""
     if memory is not None:
         service.set_memory(memory)
-    service.add_table(0, dim=1, **SGD)
-    service.add_table(1, dim=4, **ADAGRAD)
-    service.add_table(2, dim=1, **ADMITTED)
+    service.add_table(0, native_spec())
+    service.add_table(1, ADAGRAD)
+    service.add_table(2, ADMITTED)
     service.start_job(1, mode, staleness)
     for rank in range(3):
         service.admit(rank, 1, 0)

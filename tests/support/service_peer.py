@@ -12,16 +12,6 @@ import numpy.typing as npt
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
 
-SGD = {
-    "dtype": "float32",
-    "optimizer": "SGD",
-    "params": {"lr": 1.0, "weight_decay": 0.0},
-    "init": "Zeros",
-    "init_parameter": 0.0,
-    "init_seed": 0,
-    "seed": 0,
-}
-
 Frames = list[Any]
 
 

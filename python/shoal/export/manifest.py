@@ -15,7 +15,7 @@ from shoal.storage.base import MAX_JSON_BYTES, StorageDir, StoragePath
 from shoal.storage.checksummed_json import UNREADABLE, decode_checksummed
 from shoal.storage.open import open_dir
 from shoal.storage.transaction import DataFile
-from shoal.table.spec import RowRecord, check_table_count
+from shoal.table.spec import RowRecord, TableRecord, check_table_count
 
 MANIFEST = "manifest.json"
 FORMAT = "shoal export"
@@ -75,7 +75,7 @@ class TableEntry(RowRecord, frozen=True, kw_only=True):
 
 def make_reader(form: RowRecord, slots: int) -> _core.ExportReader:
     """Make the engine's table, still without layers."""
-    return _core.ExportReader(form.dtype, form.dim, form.init, form.init_parameter, form.init_seed, slots)
+    return _core.ExportReader(TableRecord.of(form.spec()).native(), form.dtype, slots)
 
 
 class Base(msgspec.Struct, frozen=True):

@@ -277,7 +277,7 @@ class LocalShard(LocalCalls, _core.Shard):
     ) -> Self:
         """Make an empty shard of a table, with a memory budget, a storage, or neither."""
         tier = None if storage is None else storage.native()
-        return cls(**TableRecord.of(spec).native(), slots=slots, pool=pool, budget=budget, tier=tier)
+        return cls(TableRecord.of(spec).native(), slots, pool, budget, tier)
 
     def reserve(self, rows: Sequence[int], /) -> None:
         """Make room for so many rows in each slot; with a storage rows go to disk as they come."""

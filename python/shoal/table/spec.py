@@ -4,16 +4,17 @@
     TableRecord    the same in plain values: its fields are those of checkpoint manifests and of messages to servers
     RowRecord      the part of it that reading rows needs: its fields are those of manifests of exports
 
-A `TableRecord` has the fields of a `TableSpec` in the same order, and is a `RowRecord`. `TableRecord.native` returns
-the arguments of the engine.
+A `TableRecord` has the fields of a `TableSpec` in the same order, and is a `RowRecord`. `TableRecord.native` alone
+makes the engine's description, `_core.TableSpec`.
 
 Threads: immutable.
 """
 
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
+from shoal import _core
 from shoal.base.dtypes import dtype_name
 from shoal.base.scalars import make_plain
 from shoal.lifecycle import (
@@ -228,20 +229,17 @@ class TableRecord(_UpdateRecord, frozen=True, kw_only=True, omit_defaults=True):
             expire=tuple(rule.record() for rule in spec.expire),
         )
 
-    def native(self) -> dict[str, Any]:
-        """Return the arguments that the engine's ``Shard`` and ``Service.add_table`` take for such a table."""
-        return {
-            "dim": self.dim,
-            "dtype": self.dtype,
-            "optimizer": self.optimizer,
-            "params": self.params,
-            "init": self.init,
-            "init_parameter": self.init_parameter,
-            "init_seed": self.init_seed,
-            "seed": self.seed,
-            "admit": None if self.admit is None else self.admit.native(),
-            "expire": [rule.native() for rule in self.expire],
-        }
+    def native(self) -> _core.TableSpec:
+        """Convert it for the engine."""
+        return _core.TableSpec(
+            dim=self.dim,
+            dtype=self.dtype,
+            optimizer=(self.optimizer, self.params),
+            init=(self.init, self.init_parameter, self.init_seed),
+            seed=self.seed,
+            admit=None if self.admit is None else self.admit.native(),
+            expire=[rule.native() for rule in self.expire],
+        )
 
     def spec(self) -> TableSpec:
         """Rebuild the description."""

@@ -14,9 +14,9 @@ from shoal import _core
 from shoal.cluster.protocol.tasks import ReadTask
 from shoal.cluster.worker.save import ServerSnapshotSet
 from shoal.cluster.worker.tasks import TaskCoordinator
-from shoal.table.spec import TableSpec
+from table_specs import table_spec
 
-SPEC = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
+SPEC = table_spec()
 A, B = "tcp://a:1", "tcp://b:1"
 BEFORE = map_of(1, (0, 8, A, 0), (8, 16, B, 1))
 MOVED = map_of(2, (0, 4, A, 0), (4, 16, B, 1))

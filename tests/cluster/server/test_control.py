@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-import shoal
 from maps import map_of
 from service_peer import Worker, deliver
 from shoal import _core
@@ -32,11 +31,12 @@ from shoal.cluster.protocol.messages import (
 )
 from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.server.assignment import ServerControl
-from shoal.table.spec import TableRecord, TableSpec
+from shoal.table.spec import TableRecord
+from table_specs import table_spec
 
 SLOTS = 16
 A, B, C = "tcp://a:1", "tcp://b:1", "tcp://c:1"
-SPEC = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
+SPEC = table_spec()
 START = StartJob(1, JobConsistency("bsp", 0, False), (1, 1), 0)
 TABLE = AddTable(0, TableRecord.of(SPEC))
 HASHES = np.array([0, 2**63], np.uint64)  # of an arc of A and one of B

@@ -25,9 +25,10 @@ from replicated import (
     same_arcs,
     script_of,
 )
-from service_peer import SGD, Reply, Worker, deliver
+from service_peer import Reply, Worker, deliver
 from shoal import _core
 from shoal._core import Op, Status
+from table_specs import native_spec
 
 # --- equal state -------------------------------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ def test_an_idle_stream_is_kept_alive_and_a_lost_record_is_sent_again() -> None:
 
 def test_an_order_is_committed_once_the_backup_has_executed_it() -> None:
     cluster = Cluster()
-    cluster.primary.add_table(0, dim=1, **SGD)
+    cluster.primary.add_table(0, native_spec())
     position = cluster.primary.position()
     assert not cluster.primary.committed(position)
     cluster.step()
@@ -300,7 +301,7 @@ def test_a_refusal_of_a_damaged_order_acknowledges_nothing() -> None:
     cluster = Cluster()
     p, backup = cluster.primary, cluster.services[1]
     cluster.settle()
-    p.add_table(0, dim=1, **SGD)
+    p.add_table(0, native_spec())
     message = p.next_message(1)
     assert message is not None
     damaged = bytearray(message[1])

@@ -25,9 +25,10 @@ from replicated import (
     random_script,
     same_arcs,
 )
-from service_peer import SGD, Reply, Worker, deliver
+from service_peer import Reply, Worker, deliver
 from shoal import _core
 from shoal._core import Op, Status
+from table_specs import native_spec
 
 # --- arcs that move ----------------------------------------------------------------------------------------------
 
@@ -323,7 +324,7 @@ def test_orders_during_a_copy_are_executed_in_the_copied_arc_too() -> None:
     for _ in range(5):
         cluster.step()
     assert p.replication()["streams"][0]["arriving"]["first"] == 0
-    p.add_table(3, dim=1, **SGD)
+    p.add_table(3, native_spec())
     p.drop_table(0)
     p.dismiss(2, 1)
     p.admit(3, 1, 0)
@@ -577,7 +578,7 @@ def test_a_stream_that_opens_late_needs_no_orders_of_the_past() -> None:
     prepare(p, "asp", 0, memory=1 << 20)
     pushed(cluster, 5)
     cluster.begin()
-    p.add_table(3, dim=1, **SGD)
+    p.add_table(3, native_spec())
     cluster.send(Worker(epoch=NEWEST).push([5], [1], sequence=6, table=3))
     for _ in range(200):
         cluster.step()
@@ -586,7 +587,7 @@ def test_a_stream_that_opens_late_needs_no_orders_of_the_past() -> None:
     cluster.settle()
     assert same_arcs(p, cluster.newcomer.replica(1))
     cluster.promote()
-    cluster.primary.add_table(4, dim=1, **SGD)
+    cluster.primary.add_table(4, native_spec())
     cluster.send(Worker(epoch=NEWEST).push([6], [1], sequence=7, table=4))
     (reply,) = cluster.send(Worker(epoch=NEWEST).pull([6], table=4)) or cluster.settle()
     assert reply.values.ravel().tolist() == [-1.0]

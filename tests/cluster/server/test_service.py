@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import shoal
-from service_peer import SGD, Reply, Worker, deliver, part_named, released
+from service_peer import Reply, Worker, deliver, part_named, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
+from table_specs import native_spec
 
 SLOTS = 16
 WIDTH = 1 << 60  # hashes of a slot
@@ -25,7 +26,7 @@ def served(
 ) -> _core.Service:
     """All slots, one table, ``workers`` admitted at clock 0."""
     service = _core.Service(SLOTS, [(0, SLOTS)], **limits)
-    service.add_table(0, dim=dim, **SGD)
+    service.add_table(0, native_spec(dim))
     service.start_job(1, mode, staleness, mean)
     for rank in range(workers):
         service.admit(rank, 1, 0)
@@ -60,7 +61,7 @@ def test_a_shard_is_asked_for_by_a_number_and_anything_else_is_an_error():
 
 def test_a_worker_is_served_once_admitted_and_fenced_once_replaced() -> None:
     service = _core.Service(SLOTS, [(0, SLOTS)])
-    service.add_table(0, dim=1, **SGD)
+    service.add_table(0, native_spec())
     old, new = Worker(), Worker(incarnation=2)
     assert one(deliver(service, old.pull([5]))).status == Status.NOT_ADMITTED  # no job yet
     service.start_job(1, "asp")
@@ -88,10 +89,9 @@ def test_a_ping_is_answered_without_a_job_or_a_worker() -> None:
 
 def test_whole_rows_are_read_and_changed_only_where_that_makes_sense() -> None:
     service = served(dim=2)
-    adagrad = {"optimizer": "Adagrad", "params": {"lr": 1.0, "eps": 0.0, "n0": 0.0, "weight_decay": 0.0}}
-    adam = {"lr": 1.0, "b1": 0.5, "b2": 0.5, "eps": 0.0, "weight_decay": 0.0, "per_row_step": 0.0}
-    service.add_table(1, dim=2, **{**SGD, **adagrad})
-    service.add_table(2, dim=2, **{**SGD, "optimizer": "Adam", "params": adam})
+    adam = shoal.Adam(lr=1.0, b1=0.5, b2=0.5, eps=0.0)
+    service.add_table(1, native_spec(2, shoal.Adagrad(lr=1.0, eps=0.0)))
+    service.add_table(2, native_spec(2, adam))
     worker = Worker()
 
     def whole(table: int) -> Reply:
@@ -155,7 +155,7 @@ def test_control_calls_refuse_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="at most 65536 workers"):
         service.admit(1 << 20, 1, 0)
     with pytest.raises(ValueError, match="a table 0 already"):
-        service.add_table(0, dim=2, **SGD)
+        service.add_table(0, native_spec(2))
     service.drop_table(4)  # without effect
     with pytest.raises(ValueError, match="no table 4"):
         service.shard(4)
@@ -350,7 +350,7 @@ def test_under_bsp_a_mean_divides_by_all_who_ticked() -> None:
 
 def test_under_bsp_every_table_that_anybody_pushed_to_takes_a_step() -> None:
     service = served("bsp", workers=2)
-    service.add_table(3, dim=2, **SGD)
+    service.add_table(3, native_spec(2))
     deliver(service, Worker(0).tick(0, [], [3]))
     deliver(service, Worker(1).tick(0, [], []))
     assert (service.shard(0).step, service.shard(3).step) == (0, 1)
@@ -502,7 +502,7 @@ def test_a_fenced_worker_is_refused_and_holds_the_others_back_until_it_is_dismis
 
 def test_a_tick_that_came_to_another_endpoint_alone_counts_here_with_its_pushes_and_tables() -> None:
     service = served("bsp", workers=2, mean=True)
-    service.add_table(3, dim=2, **SGD)
+    service.add_table(3, native_spec(2))
     a, b = Worker(0), Worker(1)
     deliver(service, b.push([5], [10], sequence=1))
     deliver(service, b.push([5], [1000], sequence=2, clock=1))
@@ -676,9 +676,8 @@ def test_a_bad_request_is_told_what_is_wrong_and_changes_nothing(message: list[A
 @pytest.mark.parametrize("dtype", [WireDtype.FLOAT16, WireDtype.BFLOAT16])
 def test_rows_of_integers_in_16_bits_are_refused_and_change_nothing(dtype: WireDtype, mode: str) -> None:
     service = _core.Service(SLOTS, [(0, SLOTS)])
-    add = {"optimizer": "Add", "params": {}, "init": "Zeros", "init_parameter": 0.0, "init_seed": 0, "seed": 0}
-    service.add_table(0, dim=1, dtype="int64", **add)
-    service.add_table(1, dim=2, **SGD)
+    service.add_table(0, native_spec(optimizer=shoal.Add(), dtype="int64"))
+    service.add_table(1, native_spec(2))
     service.start_job(1, mode, 0, False)
     service.admit(0, 1, 0)
     hashes, halves, a = np.array([5], np.uint64), np.ones((1, 2), np.uint16), Worker()
@@ -831,21 +830,12 @@ def test_bsp_on_two_endpoints_has_the_bits_of_one_shard(
     optimizer: shoal.optim.Optimizer, dtype: str, rng: np.random.Generator
 ) -> None:
     dim, workers, clocks = 3, 3, 4
-    spec = {
-        "dim": dim,
-        "dtype": dtype,
-        "optimizer": type(optimizer).__name__,
-        "params": optimizer.params(),
-        "init": "Uniform",
-        "init_parameter": 0.5,
-        "init_seed": 3,
-        "seed": 4,
-    }
+    spec = native_spec(dim, optimizer, dtype=dtype, init=shoal.Uniform(0.5, seed=3), seed=4)
     crew = _core.ThreadPool(1)
-    local = _core.Shard(slots=SLOTS, pool=crew, **spec)
+    local = _core.Shard(spec, SLOTS, crew)
     halves = [_core.Service(SLOTS, [(0, 5)]), _core.Service(SLOTS, [(5, SLOTS)])]
     for service in halves:
-        service.add_table(0, **spec)
+        service.add_table(0, spec)
         service.start_job(1, "bsp")
         for rank in range(workers):
             service.admit(rank, 1, 0)
@@ -872,11 +862,11 @@ def test_bsp_on_two_endpoints_has_the_bits_of_one_shard(
 
 
 def test_bsp_with_one_worker_and_one_push_a_clock_is_the_local_store(rng: np.random.Generator) -> None:
-    spec = SGD | {"optimizer": "Adam", "params": shoal.Adam(lr=0.1).params(), "dtype": "float16", "seed": 9}
+    spec = native_spec(2, shoal.Adam(lr=0.1), dtype="float16", seed=9)
     crew = _core.ThreadPool(1)
-    local = _core.Shard(dim=2, slots=SLOTS, pool=crew, **spec)
+    local = _core.Shard(spec, SLOTS, crew)
     service = _core.Service(SLOTS, [(0, SLOTS)])
-    service.add_table(0, dim=2, **spec)
+    service.add_table(0, spec)
     service.start_job(1, "bsp", mean=True)
     service.admit(0, 1, 0)
     for clock in range(5):

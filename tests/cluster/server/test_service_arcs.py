@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec import structs
 
-from service_peer import SGD, Worker, deliver, part_named, released
+import shoal
+from service_peer import Worker, deliver, part_named, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
+from table_specs import native, native_spec, table_spec
 from tiers import long_after
 
 SLOTS = 16
@@ -19,20 +22,12 @@ DIM = 2
 RANKS = 3
 LOAD = 3 << 32
 BASE = [1, 2, 3, 4]
-NOISELESS = {"optimizer": "SGD", "params": {"lr": 1.0, "weight_decay": 0.0}}
-ADAGRAD = {"optimizer": "Adagrad", "params": {"lr": 0.1, "eps": 1e-8, "n0": 0.1, "weight_decay": 0.0}}
-TABLES: dict[int, dict[str, Any]] = {
-    0: {**SGD, "dim": DIM},
-    1: {
-        **SGD,
-        **ADAGRAD,
-        "dim": DIM,
-        "init": "Uniform",
-        "init_parameter": 0.5,
-        "admit": ("AfterCount", {"n": 2.0, "capacity": 4000.0}),
-        "expire": [("TimeToLive", {"clocks": 3.0}), ("MaxRows", {"rows": 400.0, "frequent": 0.0})],
-    },
+ADAGRAD = shoal.Adagrad(lr=0.1, eps=1e-8, n0=0.1)
+RULES = {
+    "admit": shoal.AfterCount(2, capacity=4000),
+    "expire": (shoal.TimeToLive(3), shoal.MaxRows(400)),
 }
+TABLES = {0: table_spec(DIM), 1: table_spec(DIM, ADAGRAD, init=shoal.Uniform(0.5), **RULES)}
 ARCS = {
     "two": [(0, 5), (5, 16)],
     "five": [(0, 1), (1, 4), (4, 8), (8, 15), (15, 16)],
@@ -47,8 +42,8 @@ def served(arcs: list[tuple[int, int]], mode: str, *, mean: bool = False, narrow
     service.set_memory(1_000_000)
     for id, spec in TABLES.items():
         # Rounding noise depends on the step, which is an arc's own unless a step is that of a clock.
-        noisy = {"dtype": "bfloat16"} if narrow else {}
-        service.add_table(id, **(spec | (noisy if mode == "bsp" else NOISELESS)))
+        changed = {"optimizer": TABLES[0].optimizer} if mode != "bsp" else {"dtype": "bfloat16"} if narrow else {}
+        service.add_table(id, native(structs.replace(spec, **changed)))
     service.start_job(1, mode, 1, mean)
     for rank in range(RANKS):
         service.admit(rank, 1, 0)
@@ -260,7 +255,7 @@ def test_a_save_and_a_load_reach_all_arcs(arcs: str, rng: np.random.Generator) -
 
 def test_a_write_that_is_refused_in_one_arc_is_repeated_in_that_arc_alone() -> None:
     service = _core.Service(SLOTS, ARCS["two"])
-    service.add_table(0, dim=1, **SGD)
+    service.add_table(0, native_spec())
     service.start_job(1, "asp")
     service.admit(0, 1, 0)
     hashes = [WIDTH, 3 * WIDTH, 6 * WIDTH, 9 * WIDTH]
@@ -283,7 +278,7 @@ def test_a_message_is_cut_by_slot_whatever_its_number_of_keys(
     grads = rng.integers(1, 100, len(hashes))
     for arcs in ([(0, SLOTS)], *ARCS.values()):
         service = _core.Service(SLOTS, arcs)
-        service.add_table(0, dim=1, **SGD)
+        service.add_table(0, native_spec())
         service.start_job(1, "asp")
         service.admit(0, 1, 0)
         push = Worker().push(hashes, grads, sequence=1)
@@ -300,7 +295,7 @@ def test_the_budget_of_a_slot_does_not_depend_on_the_arcs() -> None:
     for arcs in ([(0, SLOTS)], *ARCS.values()):
         service = _core.Service(SLOTS, arcs)
         service.set_memory(20_000)
-        service.add_table(0, dim=1, **SGD)
+        service.add_table(0, native_spec())
         service.start_job(1, "bsp")
         service.admit(0, 1, 0)
         hashes = np.arange(3000, dtype=np.uint64) + np.uint64(7 * WIDTH)
@@ -322,7 +317,7 @@ def test_a_map_names_the_arcs_before_the_first_job_and_the_slots_that_they_serve
     service = _core.Service(SLOTS)
     assert deliver(service, Worker().pull([1]))[0].status == Status.NOT_ADMITTED
     service.set_memory(100_000)
-    service.add_table(0, dim=1, **SGD)
+    service.add_table(0, native_spec())
     service.set_map(1, [(2, 4), (8, 9)])
     service.start_job(1, "asp")
     service.admit(0, 1, 0)

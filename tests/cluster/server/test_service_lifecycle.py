@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service_peer import SGD, Reply, Worker, deliver
+import shoal
+from service_peer import Reply, Worker, deliver
 from shoal import _core
 from shoal._core import Op, Status
+from table_specs import native_spec
 
 SLOTS = 16
 WIDTH = 1 << 60  # hashes of a slot
 NOBODY = Worker(rank=0xFFFFFFFF, incarnation=0)
-COUNT2 = ("AfterCount", {"n": 2.0})
-TTL3 = ("TimeToLive", {"clocks": 3.0})
+COUNT2 = shoal.AfterCount(2)
+TTL3 = shoal.TimeToLive(3)
 
 
 def served(mode: str = "asp", *, workers: int = 1, memory: int | None = None, **rules: Any) -> _core.Service:
@@ -23,7 +25,7 @@ def served(mode: str = "asp", *, workers: int = 1, memory: int | None = None, **
     service = _core.Service(SLOTS, [(0, SLOTS)])
     if memory is not None:
         service.set_memory(memory)
-    service.add_table(0, dim=1, **SGD, **rules)
+    service.add_table(0, native_spec(**rules))
     service.start_job(1, mode)
     for rank in range(workers):
         service.admit(rank, 1, 0)
@@ -65,7 +67,7 @@ def test_a_push_tells_how_often_each_key_occurred() -> None:
 
 
 def test_occurrences_are_counted_once_however_often_a_push_comes() -> None:
-    service = served(admit=("AfterCount", {"n": 4.0}))
+    service = served(admit=shoal.AfterCount(4))
     a = Worker()
     for _ in range(3):
         done(deliver(service, a.push([5, 6], [1, 1], sequence=1, counts=[1, 3])))
@@ -87,7 +89,7 @@ def test_counts_go_with_the_slots_that_have_not_seen_a_push() -> None:
 
 
 def test_a_push_with_counts_to_a_table_that_has_no_use_for_them_is_refused() -> None:
-    service = served(expire=[TTL3])
+    service = served(expire=(TTL3,))
     reply = one(deliver(service, Worker().push([5], [1], sequence=1, counts=[2])))
     assert reply.status == Status.BAD_REQUEST
     assert "table 0 has no rule that counts occurrences" in reply.text
@@ -95,7 +97,7 @@ def test_a_push_with_counts_to_a_table_that_has_no_use_for_them_is_refused() -> 
 
 
 def test_under_bsp_the_occurrences_of_all_workers_are_added_up() -> None:
-    service = served("bsp", workers=2, admit=("AfterCount", {"n": 3.0}))
+    service = served("bsp", workers=2, admit=shoal.AfterCount(3))
     a, b = Worker(0), Worker(1)
     done(deliver(service, b.push([5, 6, 7], [1, 1, 1], sequence=1, counts=[2, 1, 1])))
     done(deliver(service, a.push([5, 6], [2, 2], sequence=1)))
@@ -117,7 +119,7 @@ def test_under_bsp_pushes_without_counts_are_still_added_up() -> None:
 
 
 def test_rows_know_the_clock_of_the_push_that_came() -> None:
-    service = served(expire=[TTL3])
+    service = served(expire=(TTL3,))
     a = Worker()
     done(deliver(service, a.push([5, 6], [1, 1], sequence=1, clock=0)))
     for clock in range(5):
@@ -129,7 +131,7 @@ def test_rows_know_the_clock_of_the_push_that_came() -> None:
 
 
 def test_a_sweep_is_done_once_and_its_answer_repeated() -> None:
-    service = served(expire=[TTL3])
+    service = served(expire=(TTL3,))
     a = Worker()
     done(deliver(service, a.push([5], [1], sequence=1)))
     for clock in range(5):
@@ -144,7 +146,7 @@ def test_a_sweep_is_done_once_and_its_answer_repeated() -> None:
 
 
 def test_a_dry_run_drops_nothing_and_anybody_may_ask_for_one() -> None:
-    service = served(expire=[TTL3])
+    service = served(expire=(TTL3,))
     a = Worker()
     done(deliver(service, a.push([5], [1], sequence=1)))
     for clock in range(5):
@@ -161,7 +163,7 @@ def test_a_dry_run_drops_nothing_and_anybody_may_ask_for_one() -> None:
 
 
 def test_under_bsp_a_sweep_waits_for_its_clock_and_acts_at_its_end() -> None:
-    service = served("bsp", workers=2, expire=[("MinNorm", {"floor": 1.5})])
+    service = served("bsp", workers=2, expire=(shoal.MinNorm(1.5),))
     a, b = Worker(0), Worker(1)
     done(deliver(service, a.push([5, 6], [1, 2], sequence=1)))
     tick(service, 0, a)
@@ -182,7 +184,7 @@ def test_under_bsp_a_sweep_waits_for_its_clock_and_acts_at_its_end() -> None:
 
 
 def test_the_sweep_of_a_worker_that_is_gone_is_forgotten() -> None:
-    service = served("bsp", workers=2, expire=[("MinNorm", {"floor": 1.5})])
+    service = served("bsp", workers=2, expire=(shoal.MinNorm(1.5),))
     a, b = Worker(0), Worker(1)
     done(deliver(service, a.push([5], [1], sequence=1)))
     tick(service, 0, a, b)
@@ -193,7 +195,7 @@ def test_the_sweep_of_a_worker_that_is_gone_is_forgotten() -> None:
 
 
 def test_a_tables_clock_goes_on_over_jobs() -> None:
-    service = served(expire=[TTL3])
+    service = served(expire=(TTL3,))
     a = Worker()
     done(deliver(service, a.push([5, 6], [1, 1], sequence=1)))
     tick(service, 0, a)
@@ -229,11 +231,11 @@ def sent_to(service: _core.Service, other: _core.Service, *, cut: int = SLOTS) -
 
 @pytest.mark.parametrize(
     "admit",
-    [("AfterCount", {"n": 3.0}), ("AfterBloom", {"n": 3.0, "capacity": 1000.0, "error": 0.001})],
+    [shoal.AfterCount(3), shoal.AfterBloom(3, capacity=1000, error=0.001)],
     ids=["count", "bloom"],
 )
 def test_what_waits_and_the_clock_are_loaded(admit: Any) -> None:
-    rules = {"admit": admit, "expire": [TTL3]}
+    rules = {"admit": admit, "expire": (TTL3,)}
     service, other = served(**rules), served(**rules)
     a = Worker()
     hashes = np.arange(0, 16, dtype=np.uint64) * np.uint64(WIDTH) + np.uint64(5)
@@ -332,7 +334,7 @@ def test_what_a_table_took_of_the_budget_is_free_as_soon_as_it_is_dropped_or_rep
     for first in range(100, 1000, 100):
         if first % 200:
             service.drop_table(0)
-            service.add_table(0, dim=1, **SGD)
+            service.add_table(0, native_spec())
         else:
             done(deliver(service, a.numbers(Op.LOAD_BEGIN, [0] * SLOTS, sequence=first)))
             done(deliver(service, a.numbers(Op.LOAD_END, [7], sequence=first + 1)))

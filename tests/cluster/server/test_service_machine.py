@@ -14,9 +14,10 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from service_peer import SGD, Frames, Reply, Worker, deliver, part_named, released
+from service_peer import Frames, Reply, Worker, deliver, part_named, released
 from shoal import _core
 from shoal._core import Op, Status
+from table_specs import native_spec
 
 SLOTS = 8
 WIDTH = 1 << 61
@@ -70,7 +71,7 @@ class Histories(RuleBasedStateMachine):
     def begin(self, mode: str, staleness: int, mean: bool, cuts: set[int]) -> None:
         bounds = sorted({0, SLOTS, *cuts})
         self.service = _core.Service(SLOTS, list(pairwise(bounds)))
-        self.service.add_table(0, dim=1, **SGD)
+        self.service.add_table(0, native_spec())
         self.service.start_job(1, mode, staleness, mean)
         self.mode = "bsp" if (mode, staleness) == ("ssp", 0) else mode
         self.staleness, self.mean = staleness, mean and self.mode == "bsp"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
-from service_peer import SGD, Reply, Worker, deliver, released
+from service_peer import Reply, Worker, deliver, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
 from shoal.cluster.protocol import tasks
@@ -22,6 +22,7 @@ from shoal.cluster.server.tasks import TaskRunner
 from shoal.errors import StorageError
 from shoal.table.shard import LocalShard
 from shoal.table.spec import TableRecord, TableSpec
+from table_specs import native_spec
 
 BASE = [1, 2, 3, 4]
 NAME = "".join(number.to_bytes(8, "little").hex() for number in BASE)
@@ -32,7 +33,7 @@ HASHES = np.array([5, 1 << 63], np.uint64)
 def served(mode: str = "bsp", workers: int = 2) -> _core.Service:
     service = _core.Service(16, [(0, 16)])
     for table in (0, 1):
-        service.add_table(table, 1, **SGD)
+        service.add_table(table, native_spec())
     service.start_job(1, mode, 1 if mode == "ssp" else 0)
     for rank in range(workers):
         service.admit(rank, 1, 0)
@@ -250,7 +251,7 @@ def test_it_ends_with_its_worker(how: str) -> None:
 
 def test_a_save_that_ends_because_slots_leave_is_answered_with_the_newer_epoch() -> None:
     service = _core.Service(16, [(0, 8), (8, 16)])
-    service.add_table(0, 1, **SGD)
+    service.add_table(0, native_spec())
     service.assign(1, [(0, 8), (8, 16)])
     service.start_job(1, "asp", 0)
     service.admit(0, 1, 0)
@@ -274,7 +275,7 @@ def test_a_table_that_goes_is_saved_as_it_was() -> None:
     pushed(service, 3)
     service.drop_table(0)
     assert rows_of(save) == {5: -1.0, 1 << 63: -1.0}
-    service.add_table(0, 1, **SGD)
+    service.add_table(0, native_spec())
     assert len(asked(service, begin(PLAIN, sequence=4))[1]) == 4
 
 
@@ -405,7 +406,7 @@ def test_what_a_thread_restores_takes_the_place_of_the_rows_at_the_end_of_the_lo
 def test_of_what_is_restored_an_endpoint_keeps_its_own_slots() -> None:
     service = served("asp")
     service.set_map(1, [(8, 16)])
-    service.add_table(2, 1, **SGD, admit=("AfterCount", {"n": 3.0}))
+    service.add_table(2, native_spec(admit=shoal.AfterCount(3)))
     message = Worker(epoch=1).numbers(Op.LOAD_BEGIN, [0] * 16, sequence=1, table=2)
     assert one(deliver(service, message)).status == Status.OK
     asked(service, begin(LOAD | 2, sequence=2, epoch=1))
@@ -490,7 +491,7 @@ def test_a_load_that_has_not_begun_is_not_read(tables: list[int], text: str) -> 
 def test_a_push_that_a_save_has_no_room_for_is_put_off_and_then_done_while_others_are_served() -> None:
     rows, dim = 5000, 4096  # 80 MB: more than the 64 MiB that a save keeps before changes wait
     service = _core.Service(16, [(0, 16)])
-    service.add_table(0, dim, **SGD)
+    service.add_table(0, native_spec(dim))
     service.start_job(1, "asp")
     service.admit(0, 1, 0)
     hashes = np.sort(_core.mix(np.arange(rows, dtype=np.uint64)))

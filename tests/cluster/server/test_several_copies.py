@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from replicated import ARCS, NEWEST, SLOTS, Cluster, Driver, Faults, Link, Range, equal, random_script
-from service_peer import SGD, Worker, deliver
+from service_peer import Worker, deliver
 from shoal import _core
 from shoal._core import Op
+from table_specs import native_spec
 
 MODES = [("bsp", 0), ("ssp", 1), ("asp", 0)]
 TABLES = {0: 1, 1: 4}
@@ -21,7 +22,7 @@ TABLES = {0: 1, 1: 4}
 def prepare(service: Any, mode: str, staleness: int = 0) -> None:
     """The orders that begin a job of three workers."""
     for id, dim in TABLES.items():
-        service.add_table(id, dim=dim, **SGD)
+        service.add_table(id, native_spec(dim))
     service.start_job(1, mode, staleness)
     for rank in range(3):
         service.admit(rank, 1, 0)

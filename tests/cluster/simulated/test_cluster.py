@@ -27,10 +27,10 @@ class Narrow:
     def __getattr__(self, name):
         return getattr(self._service, name)
 
-    def add_table(self, id, **spec):
-        if spec["dim"] > 1000:
+    def add_table(self, id, spec):
+        if spec.floats > 1000:
             raise MemoryBudgetExceededError("no room")
-        self._service.add_table(id, **spec)
+        self._service.add_table(id, spec)
 
 
 class Bounded(Whole):

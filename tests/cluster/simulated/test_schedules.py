@@ -13,7 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+import shoal
 from requests_by_hand import counts_of
 from shoal import _core
 from shoal.cluster.worker.filters import Filters
@@ -29,6 +31,7 @@ from simulated_plans import (
     MOVES,
     plan_of,
 )
+from table_specs import native, table_spec
 from tiers import long_but
 
 
@@ -166,7 +169,7 @@ def test_assigned_rows_are_there_and_erased_rows_are_counted_once(service):
         assert len(checked) == 24
 
 
-COUNTING = {**SUM, "expire": [("MaxRows", {"rows": 1e9, "frequent": 1.0})]}  # rows keep their occurrences
+COUNTING = structs.replace(SUM, expire=(shoal.MaxRows(10**9, keep="frequent"),))  # rows keep their occurrences
 
 
 def occurrences(cluster):
@@ -211,15 +214,7 @@ def test_occurrences_are_counted_once_on_every_schedule(service, mode):
 
 # --- the bits of BSP ---
 
-ADAGRAD = {
-    **SUM,
-    "dim": 3,
-    "optimizer": "Adagrad",
-    "params": {"lr": 0.05, "eps": 1e-8, "n0": 0.1, "weight_decay": 0.0},
-    "init": "Uniform",
-    "init_parameter": 0.1,
-    "init_seed": 5,
-}
+ADAGRAD = table_spec(3, shoal.Adagrad(lr=0.05, eps=1e-8, n0=0.1), init=shoal.Uniform(0.1, seed=5))
 BIT_KEYS, BIT_CLOCKS, BIT_WORKERS = 12, 4, 3
 
 
@@ -237,7 +232,7 @@ def pushes_of(rank, clock):
 
 def one_process(spec, mean):
     """The same steps, one after the other, in the order of the ranks."""
-    shard = _core.Shard(slots=16, pool=THREAD, **spec)
+    shard = _core.Shard(native(spec), 16, THREAD)
     for clock in range(BIT_CLOCKS):
         sums = {}
         pushed = [(keys, grads) for rank in range(BIT_WORKERS) for keys, grads in pushes_of(rank, clock)]

@@ -10,20 +10,18 @@ import numpy as np
 import pytest
 import zmq
 
-import shoal
-from cluster_standin import described
 from maps import map_of
 from shoal import _core
 from shoal._core import Op, Policy
 from shoal.cluster.protocol.curve import Guard, Keys, make_keys
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.channel import Channel, CurveKeys, Role, WorkerIdentity
-from shoal.table.spec import TableSpec
+from table_specs import native, table_spec
 from wires import Faults, Wire
 
 SLOTS = 16
 ME = WorkerIdentity(0, 1, 77)
-SPEC = TableSpec(name="t", dim=1, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
+SPEC = table_spec()
 TIMEOUT = 120.0
 WORKERS = _core.ThreadPool(1)
 
@@ -60,7 +58,7 @@ def through_wires(make_change, mode="asp", folder=None):
             service = _core.Service(SLOTS, [(first, end)])
             service.start_job(ME.job, mode)
             service.admit(ME.rank, ME.incarnation, 0)
-            service.add_table(0, **described(SPEC))
+            service.add_table(0, native(SPEC))
             loop = start_loop(service, context, "tcp://127.0.0.1:0", keys=keys, heartbeat=0.2, dead_after=0.6)
             stack.callback(loop.stop)
             wire = stack.enter_context(contextlib.closing(Wire(int(loop.address.rsplit(":")[-1]), make_change(number))))

@@ -14,10 +14,10 @@ import shoal
 from maps import map_of
 from oracle.wire import murmur3_128
 from requests_by_hand import counts_of, make_filter
-from service_peer import SGD
 from shoal import _core
 from shoal._core import Filter, Op, Policy, Requests, WireDtype
 from shoal.cluster.worker.filters import Filters, choose
+from table_specs import native_spec
 
 SLOTS = 64
 JOB = 7
@@ -38,7 +38,7 @@ class Cluster:
             service = _core.Service(SLOTS, [(first, end)], **limits)
             service.set_map(1, [(first, end)])
             service.start_job(JOB, mode, 0, False)
-            service.add_table(0, dim=dim, **SGD)
+            service.add_table(0, native_spec(dim))
             service.admit(0, 1, 0)
             self.services[f"tcp://h:{i}"] = service
             ranges.append((first, end, f"tcp://h:{i}", i))

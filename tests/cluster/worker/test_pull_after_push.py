@@ -7,11 +7,11 @@ import pytest
 
 from maps import map_of
 from requests_by_hand import MAP, SLOTS, A, B, Op, Status, make_filter, pull, push, requests, taken
-from service_peer import SGD
 from shoal import _core
 from shoal._core import ClientDefect, Policy, Requests
 from shoal.cluster.worker.filters import Filters
 from shoal.errors import DeadlineExceededError, ProtocolError
+from table_specs import native_spec
 
 FILTERS = [None, Filters(key_caching=True)]
 
@@ -213,7 +213,7 @@ class Network:
         service = _core.Service(SLOTS, [(first, end)], key_list_bytes=600)  # room for some lists
         service.set_map(1, [(first, end)])
         service.start_job(77, "asp", 0, False)
-        service.add_table(0, dim=1, **SGD)
+        service.add_table(0, native_spec())
         service.admit(0, 1, 0)
         return service
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import shoal
 from oracle import row_cache
 from shoal import _core
+from table_specs import native_spec
 
 SLOTS = 8
 
@@ -36,8 +37,9 @@ def same(ours, theirs):
 )  # fmt: skip
 def test_the_cache_does_what_its_slow_twin_does(seed, room, dim, counted, keys, local_steps):
     rng = np.random.default_rng(seed)
-    steps = ("SGD", {"lr": 0.3, "weight_decay": 0.0}) if local_steps else ()
-    ours, theirs = (make(room, dim, counted, *steps) for make in (_core.RowCache, row_cache.RowCache))
+    spec = native_spec(dim, shoal.SGD(lr=0.3), admit=shoal.AfterCount(2) if counted else None)
+    ours = _core.RowCache(spec, room, local_steps)
+    theirs = row_cache.RowCache(room, dim, counted, 0.3 if local_steps else None)
     open_pulls, clock, reader, batches = [], 0, 0, []
     pool = hashes_of(np.arange(keys))
     pool[0] = 0  # as an entry that nobody has used
@@ -87,7 +89,7 @@ def test_the_cache_does_what_its_slow_twin_does(seed, room, dim, counted, keys, 
 @given(st.integers(0, 2**32 - 1))
 def test_every_gradient_leaves_once(seed):
     rng = np.random.default_rng(seed)
-    cache = _core.RowCache(20, 2, True)
+    cache = _core.RowCache(native_spec(2, admit=shoal.AfterCount(2)), 20)
     sent, pushed = {}, {}
 
     def take(sums):
@@ -118,7 +120,7 @@ def test_every_gradient_leaves_once(seed):
 
 def test_rows_that_are_used_often_stay_when_there_is_no_room():
     rng = np.random.default_rng(5)
-    cache = _core.RowCache(400, 1)
+    cache = _core.RowCache(native_spec(), 400)
     hot = np.arange(200)
     for clock in range(60):
         cold = 1000 + rng.choice(10**6, 800, replace=False)
@@ -136,8 +138,8 @@ def test_a_cache_takes_the_memory_that_its_document_states():
     for dim in (1, 16, 64):
         for optimizer in (shoal.FTRL(), shoal.Adam(), shoal.RowWiseAdagrad()):
             cache = shoal.Cache(rows=10**6, staleness=4)
-            steps = (optimizer.rule, optimizer.params()) if cache.makes_steps(optimizer, dim) else ()
-            stats = _core.RowCache(cache.rows, dim, False, *steps).stats()
+            steps = cache.makes_steps(optimizer, dim)
+            stats = _core.RowCache(native_spec(dim, optimizer), cache.rows, steps).stats()
             assert stats["capacity"] >= 10**6
             stated = cache.bytes(dim, optimizer)
             assert stated <= stats["bytes"] <= stated * 1.01 + 2**21
@@ -150,7 +152,7 @@ def test_numbers_of_a_cache_that_make_no_sense_are_refused(rows, staleness):
         shoal.Cache(rows=rows, staleness=staleness)
     if rows == 0:
         with pytest.raises(ValueError, match="room for 1 to"):
-            _core.RowCache(rows, 1)
+            _core.RowCache(native_spec(), rows)
 
 
 def test_gradients_are_not_held_back_for_longer_than_the_job_allows():

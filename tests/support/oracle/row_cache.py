@@ -29,10 +29,9 @@ class Entry:
 
 
 class RowCache:
-    def __init__(self, rows, dim, counted=False, optimizer=None, params=None):
-        assert optimizer in (None, "SGD")
+    def __init__(self, rows, dim, counted, rate):
         self.dim, self.counted = dim, counted
-        self.rate = None if optimizer is None else np.float32(params["lr"])
+        self.rate = None if rate is None else np.float32(rate)
         self.buckets = [[None] * WAYS for _ in range(-(-rows // WAYS))]
         self.hands = [0] * len(self.buckets)
         self.refused = [0] * len(self.buckets)

@@ -6,7 +6,7 @@ import numpy as np
 
 from shoal import _core
 from shoal._core import CachedRowsDefect, RowCacheDefect
-from sim.history import RATE
+from table_specs import native
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,11 @@ class CachedTable:
     def __init__(self, client, plan, table):
         self.client, self.table, self.staleness = client, table, plan.staleness
         cluster = client.cluster
-        steps = {"optimizer": "SGD", "params": {"lr": RATE, "weight_decay": 0.0}} if plan.local_steps else {}
         self.rows = _core.SimulatedRows(
-            client.requests, table, rows=plan.rows, dim=cluster.dims[table], slots=cluster.slots,
-            staleness=plan.staleness, waits=cluster.staleness if cluster.mode == "ssp" else None, **steps,
-            filter=client.filter, clock=client.clock, patience=client.patience, row_defect=plan.row_defect,
-            defect=plan.defect,
+            client.requests, table, native(cluster.tables[table]), rows=plan.rows, slots=cluster.slots,
+            staleness=plan.staleness, waits=cluster.staleness if cluster.mode == "ssp" else None,
+            local_steps=plan.local_steps, filter=client.filter, clock=client.clock, patience=client.patience,
+            row_defect=plan.row_defect, defect=plan.defect,
         )  # fmt: skip
         self.pulls = []
         self.held = []  # pushes

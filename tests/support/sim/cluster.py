@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+from msgspec import structs
 
+import shoal
 from maps import map_of
 from requests_by_hand import make_filter
 from shoal import _core
@@ -18,8 +20,9 @@ from shoal.cluster.protocol.slot_map import cut_evenly
 from shoal.cluster.worker.filters import Filters
 from shoal.table.reductions import OF_ANY_LENGTH
 from sim.cached import CachedTable
-from sim.history import History
+from sim.history import RATE, History
 from sim.network import CALM, Network, Weather
+from table_specs import native, table_spec
 
 Op = _core.Op
 THREAD = _core.ThreadPool(1)
@@ -27,16 +30,7 @@ PATIENCE = 20.0  # seconds of simulated time; only a defect takes as long
 POLICY = _core.Policy(resend_after=0.03, deferred_after=0.1, longest=0.5, pause=0.005, longest_pause=0.05)
 VERIFY_EVERY = 16  # steps of a worker
 
-SUM = {
-    "dim": 1,
-    "dtype": "float32",
-    "optimizer": "SGD",
-    "params": {"lr": 0.125, "weight_decay": 0.0},
-    "init": "Zeros",
-    "init_parameter": 0.0,
-    "init_seed": 0,
-    "seed": 0,
-}
+SUM = table_spec(1, shoal.SGD(lr=RATE))
 
 
 class Client:
@@ -308,8 +302,8 @@ class Cluster:
         self.cache = cache
         caching = {} if cache is None else {"held": cache.staleness, "local_steps": cache.local_steps}
         self.history = History(mode, staleness, workers, mean, **caching)
-        self.tables = tables or {1: {**SUM, "dim": 2 * workers}}
-        self.dims = {table: spec["dim"] for table, spec in self.tables.items()}
+        self.tables = tables or {1: structs.replace(SUM, dim=2 * workers)}
+        self.dims = {table: spec.dim for table, spec in self.tables.items()}
         self.services = {}
         self.clients = []
         self.zombies = []
@@ -335,7 +329,7 @@ class Cluster:
         """Make one endpoint, with all tables."""
         one = self.services[address] = service(self.slots, arcs)
         for table, spec in self.tables.items():
-            one.add_table(table, **spec)
+            one.add_table(table, native(spec))
         return one
 
     # --- messages ---

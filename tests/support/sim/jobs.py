@@ -6,6 +6,7 @@ counted once, whatever the other one does meanwhile.
 """
 
 import numpy as np
+from msgspec import structs
 
 from sim.cluster import SUM, Client
 from sim.history import CHECKERS, History
@@ -86,9 +87,9 @@ class TwoJobs(Replicated):
 
     def __init__(self, seed, *, mode, staleness, other, shared, workers, tables=None, **arguments):
         width = 2 * workers
-        tables = {OWN: {**SUM, "dim": 2 * width}}
+        tables = {OWN: structs.replace(SUM, dim=2 * width)}
         if not shared:
-            tables = {table: {**SUM, "dim": width} for table in (OWN, OTHER)}
+            tables = {table: structs.replace(SUM, dim=width) for table in (OWN, OTHER)}
         self.shared = shared
         jobs = 1 if other is None else 2
         super().__init__(seed, mode=mode, staleness=staleness, workers=jobs * workers, tables=tables, **arguments)

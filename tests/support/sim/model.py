@@ -106,9 +106,9 @@ class Service:
         self.cap = self.greatest
         return self.cap
 
-    def add_table(self, table, **spec):
-        self.tables[table] = _core.Shard(slots=self.slots, pool=THREAD, **spec)
-        if spec.get("admit") or any(params.get("frequent") for _, params in spec.get("expire", ())):
+    def add_table(self, table, spec):
+        self.tables[table] = _core.Shard(spec, self.slots, THREAD)
+        if spec.needs_counts:
             self.counting.add(table)
 
     def shard(self, table):

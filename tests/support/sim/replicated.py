@@ -1,6 +1,7 @@
 """A cluster with replicas in memory: the real scheduler, servers' control, endpoints, streams and requests.
 
 Servers are killed, stopped for a while, and cut off from others in one direction; the scheduler dies and comes back
+from table_specs import native
 from its journal, whose disk may be slow; servers join, are drained, and arcs move, all at random moments from one seed.
 This file has the loops around the state machines; scenarios.py has what happens, invariants.py what must hold.
 """
@@ -19,6 +20,7 @@ from sim.invariants import Monitor, map_copies
 from sim.pings import Pings
 from sim.saves import Saver, Saves, ServerTask, Snapshots, simulated_saves
 from sim.whole import HEARTBEAT, Process, Whole, WorkerProcess
+from table_specs import native
 
 SPEED = 5  # of the timers of a server, which are made for real networks
 POLL = 0.02  # seconds after which a server looks at its streams at the latest
@@ -76,7 +78,7 @@ class ReplicatedServer(Process):
             for address in self.addresses:
                 if any(body.map.arc_ranges(one.id) for one in self.control.endpoints if one.address == address):
                     for table, spec in world.tables.items():
-                        services[address].add_table(table, **spec)
+                        services[address].add_table(table, native(spec))
             for message in self.waiting:
                 self.hear(message)
             self.turn()

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
+from msgspec import structs
 
 from shoal import _core
 from shoal.checkpoint.format import MANIFEST
@@ -32,13 +33,11 @@ from shoal.cluster.worker import save as worker_save
 from shoal.cluster.worker import tasks as worker_tasks
 from shoal.cluster.worker.save import ServerSnapshotSet
 from shoal.errors import ClusterChangedError, FencedError, SaveConflictError, ShoalError
-from shoal.lifecycle import RuleRecord
 from shoal.storage.open import open_dir
 from shoal.store import files as store_files
 from shoal.store.activity import Activity
 from shoal.store.files import StoreFiles
 from shoal.table.shard import LocalShard
-from shoal.table.spec import TableRecord
 from sim.fibers import Fiber, current, simulated_time
 from sim.schedules import KEYS
 
@@ -82,7 +81,7 @@ class Saves:
         self.all = []
         self.sessions = []  # ServerTask
         self.sections = {}
-        self.specs = {id: _spec(f"t{id}", spec) for id, spec in world.tables.items()}
+        self.specs = {id: structs.replace(spec, name=f"t{id}") for id, spec in world.tables.items()}
 
     def add(self, save):
         """Note a save that begins."""
@@ -155,16 +154,6 @@ class Saves:
             for owner in [*self.all, *self.sessions]:
                 owner.fiber.kill()
             shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _spec(name, native):
-    """Return the description of a table, of the engine's arguments for it."""
-    rules = {"admit": native.get("admit"), "expire": native.get("expire", ())}
-    admit = RuleRecord(*rules["admit"]) if rules["admit"] else None
-    fields = {key: value for key, value in native.items() if key not in rules}
-    return TableRecord(
-        name=name, admit=admit, expire=tuple(RuleRecord(*one) for one in rules["expire"]), **fields
-    ).spec()
 
 
 # --- a worker -------------------------------------------------------------------------------------------------------

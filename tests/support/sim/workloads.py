@@ -19,39 +19,33 @@ import numpy as np
 import shoal
 from shoal.cluster.protocol.messages import TableRecord
 from shoal.errors import ShoalError
-from shoal.table.spec import TableSpec
 from sim.cluster import SUM
 from sim.history import amounts
 from sim.schedules import KEYS
+from table_specs import table_spec
 
-_SGD = {**SUM, "params": {"lr": 1.0, "weight_decay": 0.0}}
-_ADAGRAD = {"optimizer": "Adagrad", "params": {"lr": 0.1, "eps": 1e-8, "n0": 0.1, "weight_decay": 0.0}}
+_ADAGRAD = shoal.Adagrad(lr=0.1, eps=1e-8, n0=0.1)
 TABLES = {
-    1: {**SUM, "dim": 6},
-    2: {
-        **SUM,
-        **_ADAGRAD,
-        "dim": 2,
-        "dtype": "bfloat16",
-        "init": "Uniform",
-        "init_parameter": 0.5,
-        "init_seed": 3,
-        "seed": 11,
-        "admit": ("AfterCount", {"n": 2.0, "capacity": 60.0}),
-        "expire": [("TimeToLive", {"clocks": 3.0}), ("MaxRows", {"rows": 40.0, "frequent": 0.0})],
-    },
-    3: {**_SGD, "dim": 1},
-    4: {**_SGD, "dim": 1},
-    5: {**SUM, **_ADAGRAD, "dim": 3, "dtype": "float16", "init": "Uniform", "init_parameter": 0.1, "seed": 5},
+    1: table_spec(6, SUM.optimizer),
+    2: table_spec(
+        2,
+        _ADAGRAD,
+        dtype="bfloat16",
+        init=shoal.Uniform(0.5, seed=3),
+        seed=11,
+        admit=shoal.AfterCount(2, capacity=60),
+        expire=(shoal.TimeToLive(3), shoal.MaxRows(40)),
+    ),
+    3: table_spec(),
+    4: table_spec(),
+    5: table_spec(3, _ADAGRAD, dtype="float16", init=shoal.Uniform(0.1), seed=5),
 }
 TIGHT = {
     **TABLES,
-    2: {**SUM, **_ADAGRAD, "dim": 2, "admit": ("AfterCount", {"n": 2.0})},
+    2: table_spec(2, _ADAGRAD, admit=shoal.AfterCount(2)),
 }  # a memory budget has no room for all rows of table 2
 # Number 0, created during a run.
-CREATED = TableRecord.of(
-    TableSpec(name="created", dim=2, optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros(), dtype="float32", seed=0)
-)
+CREATED = TableRecord.of(table_spec(2, name="created"))
 OWN = 12  # keys of a worker in table 3
 REDUCED = list(range(16))
 DENSE = list(range(20))

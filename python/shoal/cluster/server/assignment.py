@@ -142,8 +142,9 @@ def _add_table(services: Sequence[Controlled], order: AddTable, code: AllowedCod
         return ErrorReply("input", refusal)
     made = []
     try:
+        spec = order.form.native()
         for service in services:  # copies that were promoted meanwhile may have the table: the others get it
-            service.add_table(order.id, **order.form.native())
+            service.add_table(order.id, spec)
             made.append(service)
     except (MemoryBudgetExceededError, MemoryError, *_WRONG) as error:
         for service in made:

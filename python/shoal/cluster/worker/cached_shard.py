@@ -24,7 +24,7 @@ from shoal.consistency import Consistency
 from shoal.table.arrays import Counts, Rows
 from shoal.table.future import Waitable
 from shoal.table.reductions import CHANGES_ROWS, Function
-from shoal.table.spec import TableSpec
+from shoal.table.spec import TableRecord, TableSpec
 from shoal.user_functions import Description
 
 
@@ -47,18 +47,16 @@ class CachedShard(RemoteShard):
         slots: int,
     ) -> None:
         super().__init__(channel, table, spec, filter, workers=workers)
-        self._has_steps = has_steps = cache.makes_steps(spec.optimizer, spec.floats)
+        self._has_steps = cache.makes_steps(spec.optimizer, spec.floats)
         self.rows = _core.CachedRows(
             channel.client,
             table,
+            TableRecord.of(spec).native(),
             rows=cache.rows,
-            dim=spec.floats,
             slots=slots,
             staleness=cache.staleness,
             waits=consistency.waits if consistency.mode == "ssp" else None,
-            counted=spec.needs_counts,
-            optimizer=spec.optimizer.rule if has_steps else None,
-            params=spec.optimizer.engine_params() if has_steps else {},
+            local_steps=self._has_steps,
             filter=filter,
         )
         self._cached = channel.traced_rows(self.rows, table)
