@@ -13,6 +13,7 @@
 #include "bind/array.h"
 #include "bind/bind.h"
 #include "shard/reductions.h"
+#include "shard/section_codec.h"
 #include "shard/shard.h"
 #include "shard/snapshot.h"
 #include "tier/tier.h"
@@ -164,8 +165,8 @@ py::tuple merge(const Shard& shard, std::size_t cut, std::size_t base_rows, cons
   std::size_t rows = 0;
   {
     const py::gil_scoped_release nogil;
-    rows =
-        shard.merge(base_rows, from, delta_rows, over, DirtyRanges(Slots(cut), bits, count, saved), merged);
+    rows = SectionCodec(shard.rows())
+               .merge(base_rows, from, delta_rows, over, DirtyRanges(Slots(cut), bits, count, saved), merged);
   }
   return py::make_tuple(rows, owned(std::move(merged)));
 }
@@ -380,9 +381,13 @@ void add_shard(py::module_& module) {
            py::arg("purpose") = "save")
       .def(
           "base",
-          [](const Shard& shard, const std::string& purpose) { return shard.base(purpose_of(purpose)); },
+          [](const Shard& shard, const std::string& purpose) {
+            return shard.changes().base(purpose_of(purpose));
+          },
           py::arg("purpose") = "save")
-      .def("track", &Shard::track, py::arg("base"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "track", [](Shard& shard, const std::string& base) { shard.changes().track(base); },
+          py::arg("base"), py::call_guard<py::gil_scoped_release>())
       .def("merge", &merge, py::arg("cut"), py::arg("base_rows"), py::arg("base").noconvert(),
            py::arg("delta_rows"), py::arg("delta").noconvert(), py::arg("bits"), py::arg("count"),
            py::arg("ranges").noconvert())
@@ -393,7 +398,12 @@ void add_shard(py::module_& module) {
       .def_property("step", &Shard::step, &Shard::set_step)
       .def_property_readonly("row_bytes", [](const Shard& shard) { return shard.rows().bytes(); })
       .def("bytes_at", &Shard::bytes_at, py::arg("rows"))
-      .def("saved_bytes_at", &Shard::saved_bytes_at, py::arg("rows"))
+      .def(
+          "saved_bytes_at",
+          [](const Shard& shard, std::size_t rows) {
+            return SectionCodec(shard.rows()).bytes(shard.slots(), rows);
+          },
+          py::arg("rows"))
       .def("__len__", &Shard::size, py::call_guard<py::gil_scoped_release>())
       .def("stats", &stats)
       .def("tier_stats", &tier_stats)

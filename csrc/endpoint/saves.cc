@@ -72,12 +72,12 @@ std::variant<TableRequests, Outcome> tables_of(ServiceState& state, const Reques
           return words_answer(std::span(busy).first(other->name().job == header.job ? 2 : 3), request.out);
         }
       }
-      if (!loads && shard->has_snapshot()) {
+      if (!loads && shard->changes().has_snapshot()) {
         return Refusal{
             Status::
                 kOverloaded};  // of a save that was cancelled where the arc came from, and will close soon
       }
-      if (table.kind == Snapshot::Kind::kDelta && (base.empty() || shard->base() != base)) {
+      if (table.kind == Snapshot::Kind::kDelta && (base.empty() || shard->changes().base() != base)) {
         return words_answer(std::array{kNoBase, number & 0xffffffffU}, request.out);
       }
       table.parts.push_back({.shard = shard,

@@ -45,7 +45,7 @@ std::optional<Refusal> check_dim(const RequestContext& request, const ServedTabl
 // wait for it.
 bool is_postponed(ServiceState& state, const RequestContext& request) {
   const bool fits = std::ranges::all_of(state.cut.slices, [&](const Slice& slice) {
-    return !slice.left.any || slice.arc->find(request.header.table)->shard->fits_save(slice.left.rows());
+    return !slice.left.any || slice.arc->find(request.header.table)->shard->changes().fits(slice.left.rows());
   });
   return state.cut.any_left && !fits &&
          state.postponed(request).postpone(request.header.sequence, kMaxPostponed);
@@ -171,7 +171,7 @@ Outcome erase(ServiceState& state, RequestContext& request) {
 
 Outcome change(ServiceState& state, RequestContext& request) {
   const bool is_saving = std::ranges::any_of(state.arcs.arcs(), [&](const auto& arc) {
-    return arc->find(request.header.table)->shard->is_saving();
+    return arc->find(request.header.table)->shard->changes().is_saving();
   });
   if (!has_done(state, request) && is_saving &&
       state.postponed(request).postpone(request.header.sequence, kMaxPostponedAll)) {

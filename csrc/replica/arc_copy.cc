@@ -57,7 +57,7 @@ ArcCopy::ArcCopy(const Arc& arc)
       pieces_(2 + arc.tables_.size() * (1 + arc.end_ - arc.first_)) {
   for (const auto& [id, table] : arc.tables_) {
     SHOAL_CHECK(
-        table.loading == nullptr && !table.shard->has_snapshot(),
+        table.loading == nullptr && !table.shard->changes().has_snapshot(),
         "table " + std::to_string(id) + " is being saved or loaded: copy the arc when that has ended");
   }
   ByteWriter head = begun();
@@ -166,7 +166,7 @@ void ArcRestorer::add(std::span<const std::byte> piece) {
       add_table(in);
       break;
     case Kind::kSlot:
-      shard_->restore_state(Slot{static_cast<std::uint32_t>(slot_++)}, in);
+      ShardCopy::restore(*shard_, Slot{static_cast<std::uint32_t>(slot_++)}, in);
       break;
     case Kind::kTail:
       add_tail(in);
@@ -200,7 +200,7 @@ void ArcRestorer::add_table(ByteReader& in) {
   const auto status = in.take_enum("reason", wire::Status::kResourceExhausted);
   std::string reason = in.take_text("reason", kMaxText);
   const auto reached = in.take<std::uint32_t>("clock of ended jobs");
-  shard->restore_state(in);
+  ShardCopy::restore(*shard, in);
   shard_ = shard.get();
   slot_ = arc_->first_;
   arc_->apply(AddShardOp{.id = id, .shard = std::move(shard)});

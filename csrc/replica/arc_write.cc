@@ -278,11 +278,11 @@ ArcResult Arc::execute(const BeginSaveOp& op) {
     return {};
   }
   if (saved->save && saved->save->is_followed) {
-    saved->shard->end_base({});  // it has ended without a message
+    saved->shard->changes().end_base({});  // it has ended without a message
   }
-  const bool is_followed = !saved->shard->has_snapshot();
+  const bool is_followed = !saved->shard->changes().has_snapshot();
   if (is_followed) {
-    saved->shard->begin_base();
+    saved->shard->changes().begin_base();
   }
   saved->save = {.worker = write.worker, .sequence = write.sequence, .is_followed = is_followed};
   return {};
@@ -296,9 +296,9 @@ ArcResult Arc::execute(const EndSavesOp& op) {
       continue;
     }
     if (table.save->is_followed) {
-      table.shard->end_base(name);
+      table.shard->changes().end_base(name);
     } else if (name) {
-      table.shard->forget_base();
+      table.shard->changes().set_base({});
     }
     table.save.reset();
   }
@@ -354,7 +354,7 @@ ArcResult Arc::execute(const LoadEndOp& op) {
     }
   }
   if (!base.empty()) {
-    target.loading->track(base);
+    target.loading->changes().track(base);
   }
   target.failed_step.reset();
   disposal_->add(std::exchange(target.shard, std::move(target.loading)));

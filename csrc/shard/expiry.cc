@@ -1,11 +1,14 @@
 // Expiry and eviction of a Shard's rows, and its memory budget.
 //
 // Under a budget, a call makes room for everything that it may need before it changes anything:
-//   1  for every slot of the batch: count the keys without a row, and check that the slot may allocate memory for them, or
-//      has as many rows outside the batch and a rule by which to evict them; else throw MemoryBudgetExceededError
+//   1  for every slot of the batch: count the keys without a row, and check that the slot may allocate memory
+//      for them, or has as many rows outside the batch and a rule by which to evict them; else throw
+//      MemoryBudgetExceededError
 //   2  for every slot: evict rows, or allocate memory and record it
 //   3  the call then never runs out of room
 // Keys that admission will refuse are counted as rows: some rows are evicted slightly early.
+
+#include "shard/expiry.h"
 
 #include <algorithm>
 #include <atomic>
@@ -49,15 +52,13 @@ struct RowView {
   double norm;
 };
 
-}  // namespace
-
 // Applies one list of rules to rows, at one clock.
-class Shard::ExpiryEvaluator {
+class ExpiryEvaluator {
  public:
-  ExpiryEvaluator(const Shard& shard, std::span<const Expiry> rules, std::uint32_t now)
-      : shard_(shard), metadata_(shard.rows_.metadata()), rules_(rules), now_(now) {
+  ExpiryEvaluator(const ShardCore& core, std::span<const Expiry> rules, std::uint32_t now)
+      : core_(core), metadata_(core.rows.metadata()), rules_(rules), now_(now) {
     for (const Expiry& rule : rules) {
-      const std::string why = shard.spec_.lifecycle.unanswerable(rule);
+      const std::string why = core.spec.lifecycle.unanswerable(rule);
       SHOAL_CHECK(why.empty(), "the table cannot be swept by this rule: " + why +
                                    "; name the rule where the table is made");
       needs_norms_ |= rule.kind == Kind::kMinNorm;
@@ -72,14 +73,14 @@ class Shard::ExpiryEvaluator {
       return;
     }
     constexpr std::size_t kTogether = 1024;
-    const std::size_t dim = shard_.rows_.dim();
+    const std::size_t dim = core_.rows.dim();
     const std::size_t width =
-        shard_.spec_.optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
+        core_.spec.optimizer.pairs() ? 1 : dim;  // how many elements of a row are weights
     std::vector<std::uint64_t> hashes;
     std::vector<std::byte*> rows;
     std::vector<float> weights(kTogether * dim);
     const auto flush = [&] {
-      shard_.weights_of(rows, weights.data());
+      core_.weights_of(rows, weights.data());
       for (std::size_t r = 0; r < rows.size(); ++r) {
         double squares = 0;
         for (std::size_t e = r * dim; e < r * dim + width; ++e) {
@@ -160,15 +161,17 @@ class Shard::ExpiryEvaluator {
   }
 
  private:
-  const Shard& shard_;
+  const ShardCore& core_;
   const RowMetadata& metadata_;
   std::span<const Expiry> rules_;
   std::uint32_t now_;
   bool needs_norms_ = false;
 };
 
-std::size_t Shard::evict(SlotState& slot, const ExpiryEvaluator& evaluator, std::size_t count,
-                         std::span<const std::uint64_t> spared) {
+// Evicts the `count` lowest-ranked rows of a slot by the first rule of `evaluator`, but none of those in
+// `spared`, which ascend. Returns the number of evicted rows; std::bad_alloc changes nothing.
+std::size_t evict(ChangeLog& changes, SlotState& slot, const ExpiryEvaluator& evaluator, std::size_t count,
+                  std::span<const std::uint64_t> spared) {
   EvictionCandidates::begin(slot.table.size());
   evaluator.each_row(slot.table, [&](const RowView& row) {
     if (!std::ranges::binary_search(spared, row.hash)) {
@@ -179,7 +182,7 @@ std::size_t Shard::evict(SlotState& slot, const ExpiryEvaluator& evaluator, std:
   if (slot.watched) {
     std::vector<std::uint64_t> hashes(victims.size());
     std::ranges::transform(victims, hashes.begin(), &EvictionCandidates::Victim::hash);
-    before_change(slot, hashes);
+    changes.before_change(slot, hashes);
   }
   for (const auto& victim : victims) {
     slot.table.erase(victim.hash);
@@ -187,26 +190,28 @@ std::size_t Shard::evict(SlotState& slot, const ExpiryEvaluator& evaluator, std:
   return victims.size();
 }
 
+}  // namespace
+
 std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std::uint32_t store_clock,
                                         std::span<const Expiry> rules, bool dry_run) {
-  check_process();
-  check_slots(first, end);
+  core_.owner.check();
+  core_.check_slots(first, end);
   const std::uint32_t now = table_clock(store_clock);
-  const std::vector<Expiry> own = spec_.lifecycle.expire();
+  const std::vector<Expiry> own = core_.spec.lifecycle.expire();
   rules = rules.empty() ? std::span<const Expiry>(own) : rules;
-  const ExpiryEvaluator evaluator(*this, rules, now);
+  const ExpiryEvaluator evaluator(core_, rules, now);
   const std::size_t classes = kSweepHead + 2 * rules.size();
   const std::size_t words = classes + (dry_run ? 2 * kClasses * rules.size() : 0);
   const bool holds = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind) != rules.end();
 
   const auto sweep_slot = [&](std::size_t s, std::vector<std::uint64_t>& total, std::vector<RowView>& kept,
                               std::vector<std::uint64_t>& dropped) {
-    SlotState& slot = *tables_[s - first_];
+    SlotState& slot = *core_.states[s - core_.first];
     if (!dry_run) {
-      wait_for_save_of_slot(dropped.size());  // of the previous slot
+      core_.wait_in_slots(dropped.size());  // of the previous slot
     }
     const std::unique_lock lock(slot.lock);
-    const auto bytes = [&] { return bytes_of(slot); };
+    const auto bytes = [&] { return slot.bytes(); };
     const auto drop = [&](std::size_t k, const RowView& row) {
       ++total[kSweepHead + 2 * k];
       total[kSweepHead + 2 * k + 1] += units(evaluator.impressions(row));
@@ -237,10 +242,11 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
     });
     for (std::size_t k = 0; k < rules.size(); ++k) {
       const Slot number{static_cast<std::uint32_t>(s)};
-      if (rules[k].kind != Kind::kMaxRows || kept.size() <= share_of(rules[k].rows, slots_, number)) {
+      if (rules[k].kind != Kind::kMaxRows || kept.size() <= share_of(rules[k].rows, core_.slots, number)) {
         continue;
       }
-      const auto excess = static_cast<std::ptrdiff_t>(kept.size() - share_of(rules[k].rows, slots_, number));
+      const auto excess =
+          static_cast<std::ptrdiff_t>(kept.size() - share_of(rules[k].rows, core_.slots, number));
       std::nth_element(kept.begin(), kept.begin() + excess, kept.end(),
                        [&](const RowView& a, const RowView& b) {
                          return std::pair(evaluator.rank(rules[k], a), a.hash) <
@@ -250,25 +256,25 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
       kept.erase(kept.begin(), kept.begin() + excess);
     }
     if (!dry_run) {
-      before_change(slot, dropped);
+      core_.changes.before_change(slot, dropped);
       for (const std::uint64_t hash : dropped) {
         slot.table.erase(hash);
       }
       slot.table.give_back(true);
       total[4] += slot.filter != nullptr ? slot.filter->sweep(now) : 0;
-      note(s - first_);
+      core_.budget.note(s - core_.first);
     }
     total[2] += bytes();
   };
 
   std::vector<std::uint64_t> total(words);
-  with_slots(first, end, !dry_run, [&](std::size_t from, std::size_t to) {
-    const auto writing = dry_run ? std::shared_lock<std::shared_mutex>() : enter();
-    const auto budget_lock = dry_run ? std::unique_lock<std::mutex>() : lock_budget();
-    const Partition partition{to - from,
-                              parts_for(to - from, 1, pool_.threads() == 1 ? 1 : 4 * pool_.threads())};
+  core_.with_slots(first, end, !dry_run, [&](std::size_t from, std::size_t to) {
+    const auto writing = dry_run ? std::shared_lock<std::shared_mutex>() : core_.writers.enter();
+    const auto budget_lock = dry_run ? std::unique_lock<std::mutex>() : core_.budget.lock();
+    const Partition partition{
+        to - from, parts_for(to - from, 1, core_.pool.threads() == 1 ? 1 : 4 * core_.pool.threads())};
     std::vector<std::vector<std::uint64_t>> totals(partition.parts, std::vector<std::uint64_t>(words));
-    pool_.run(partition.parts, [&](std::size_t part) {
+    core_.pool.run(partition.parts, [&](std::size_t part) {
       std::vector<RowView> kept;
       std::vector<std::uint64_t> dropped;
       for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
@@ -278,87 +284,50 @@ std::vector<std::uint64_t> Shard::sweep(std::size_t first, std::size_t end, std:
     for (const auto& part : totals) {
       std::transform(part.begin(), part.end(), total.begin(), total.begin(), std::plus<>());
       for (std::size_t k = 0; k < rules.size() && !dry_run; ++k) {
-        expired_[static_cast<std::size_t>(rules[k].kind)].fetch_add(part[kSweepHead + 2 * k]);
+        core_.counters.expired[static_cast<std::size_t>(rules[k].kind)].fetch_add(part[kSweepHead + 2 * k]);
       }
     }
     return true;
   });
   for (std::size_t age = 0; age < kAges; ++age) {
-    total[5 + age] = dry_run ? returns_[age].load() : returns_[age].exchange(0);
+    total[5 + age] = dry_run ? core_.counters.returns[age].load() : core_.counters.returns[age].exchange(0);
   }
   return total;
 }
 
-void Shard::enforce_max_rows(const SlotSlices& batch, std::uint32_t now) {
-  const auto& rules = spec_.lifecycle.expire();
+void enforce_max_rows(ShardCore& core, const SlotSlices& batch, std::uint32_t now) {
+  const auto& rules = core.spec.lifecycle.expire();
   const auto rule = std::ranges::find(rules, Kind::kMaxRows, &Expiry::kind);
   if (rule == rules.end()) {
     return;
   }
-  const ExpiryEvaluator evaluator(*this, {&*rule, 1}, now);
+  const ExpiryEvaluator evaluator(core, {&*rule, 1}, now);
   std::atomic<std::uint64_t> evicted{0};
-  const Partition partition{tables_.size(), batch.hashes.size() < kMinKeys ? 1 : pool_.threads()};
-  pool_.run(partition.parts, [&](std::size_t part) {
+  const Partition partition{core.states.size(), batch.hashes.size() < kMinKeys ? 1 : core.pool.threads()};
+  core.pool.run(partition.parts, [&](std::size_t part) {
     for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
       if (batch.offsets[s] == batch.offsets[s + 1]) {
         continue;
       }
-      const std::unique_lock lock(tables_[s]->lock);
-      SlotTable& table = tables_[s]->table;
-      const std::size_t share = share_of(rule->rows, slots_, Slot{static_cast<std::uint32_t>(first_ + s)});
+      const std::unique_lock lock(core.states[s]->lock);
+      SlotTable& table = core.states[s]->table;
+      const std::size_t share =
+          share_of(rule->rows, core.slots, Slot{static_cast<std::uint32_t>(core.first + s)});
       if (table.size() > share) {
         try {
-          evicted.fetch_add(evict(*tables_[s], evaluator, table.size() - (share - share / 8), {}));
+          evicted.fetch_add(
+              evict(core.changes, *core.states[s], evaluator, table.size() - (share - share / 8), {}));
         } catch (const std::bad_alloc&) {
           // No memory for the selection. The push is done; rows are evicted by the next one.
         }
       }
     }
   });
-  expired_[static_cast<std::size_t>(Kind::kMaxRows)].fetch_add(evicted.load());
+  core.counters.expired[static_cast<std::size_t>(Kind::kMaxRows)].fetch_add(evicted.load());
 }
 
-// --- the memory budget ------------------------------------------------------------------------------------------
-
-void Shard::leave_budget() {
-  const auto budget_lock = lock_budget();
-  for (std::size_t s = 0; s < noted_.size(); ++s) {
-    budget_->note(first_ + s, std::exchange(noted_[s], 0), 0);
-  }
-}
-
-std::unique_lock<std::mutex> Shard::lock_budget() const {
-  return budget_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(budget_->mutex());
-}
-
-std::size_t Shard::bytes_of(const SlotState& slot) const noexcept {
-  return sizeof(SlotState) + slot.table.bytes() +
-         (slot.filter == nullptr ? 0 : sizeof(AdmissionFilter) + slot.filter->bytes());
-}
-
-std::size_t Shard::allowed(std::size_t place) const noexcept {
-  return noted_[place] + budget_->spare(first_ + place);
-}
-
-void Shard::note(std::size_t place) noexcept {
-  if (budget_ != nullptr) {
-    const std::size_t now = bytes_of(*tables_[place]);
-    budget_->note(first_ + place, noted_[place], now);
-    noted_[place] = now;
-  }
-}
-
-void Shard::throw_over_budget(std::size_t place, std::size_t rows) const {
-  const std::size_t slot = first_ + place;
-  throw MemoryBudgetExceededError(
-      "the memory budget has no room for " + std::to_string(rows) + " more rows in slot " +
-      std::to_string(slot) + ": all tables take " + std::to_string(budget_->used(slot)) + " of the " +
-      std::to_string(budget_->share()) + " bytes that each of " + std::to_string(budget_->slots()) +
-      " slots has; give the store more memory, or the table an expiry rule, or sweep");
-}
-
-void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
-  if (budget_ == nullptr) {
+void make_room(ShardCore& core, const SlotSlices& batch, const InsertTerms& terms) {
+  if (!core.budget.is_limited()) {
     return;
   }
   enum class Action : std::uint8_t { kNone, kGrow, kReserve, kEvict };
@@ -367,17 +336,16 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
     std::size_t missing = 0;
     std::size_t evict = 0;
   };
-  std::vector<Plan> plans(tables_.size());
-  const auto& rules = spec_.lifecycle.expire();
-  const ExpiryEvaluator evaluator(*this, std::span(rules).first(rules.empty() ? 0 : 1), how.now.clock);
-  const Partition partition{tables_.size(), batch.hashes.size() < kMinKeys ? 1 : pool_.threads()};
+  std::vector<Plan> plans(core.states.size());
+  const auto& rules = core.spec.lifecycle.expire();
+  const ExpiryEvaluator evaluator(core, std::span(rules).first(rules.empty() ? 0 : 1), terms.now.clock);
+  const Partition partition{core.states.size(), batch.hashes.size() < kMinKeys ? 1 : core.pool.threads()};
   const auto each_slot = [&](const auto& use) {
-    pool_.run(partition.parts, [&](std::size_t part) {
+    core.pool.run(partition.parts, [&](std::size_t part) {
       std::vector<std::byte*> rows;
       for (std::size_t s = partition.begin(part); s < partition.begin(part + 1); ++s) {
         if (batch.offsets[s] != batch.offsets[s + 1]) {
-          use(s, *tables_[s], batch.hashes.subspan(batch.offsets[s], batch.offsets[s + 1] - batch.offsets[s]),
-              rows);
+          use(s, *core.states[s], batch.of(s), rows);
         }
       }
     });
@@ -392,49 +360,50 @@ void Shard::fit(const SlotSlices& batch, const InsertContext& how) {
     if (plan.missing == 0) {
       return;
     }
-    const std::size_t filter = how.asks ? slot.filter->least_bytes() - slot.filter->bytes() : 0;
-    const std::size_t others = bytes_of(slot) - slot.table.bytes() + filter;
+    const std::size_t filter = terms.asks ? slot.filter->least_bytes() - slot.filter->bytes() : 0;
+    const std::size_t others = slot.bytes() - slot.table.bytes() + filter;
     const std::size_t other_rows = slot.table.size() - (hashes.size() - plan.missing);
-    if (others + slot.table.bytes_with(plan.missing, false) <= allowed(s)) {
+    if (others + slot.table.bytes_with(plan.missing, false) <= core.budget.allowed(s)) {
       plan.action = Action::kGrow;
-    } else if (others + slot.table.bytes_with(plan.missing, true) <= allowed(s)) {
+    } else if (others + slot.table.bytes_with(plan.missing, true) <= core.budget.allowed(s)) {
       plan.action = Action::kReserve;
-    } else if (!rules.empty() && other_rows >= plan.missing && others + slot.table.bytes() <= allowed(s)) {
+    } else if (!rules.empty() && other_rows >= plan.missing &&
+               others + slot.table.bytes() <= core.budget.allowed(s)) {
       plan.action = Action::kEvict;
       plan.evict = std::min(other_rows, std::max(plan.missing, slot.table.size() / 8));
     } else {
-      throw_over_budget(s, plan.missing);
+      core.budget.throw_over(s, plan.missing);
     }
   });
   std::atomic<std::uint64_t> evicted{0};
-  each_slot(
-      [&](std::size_t s, SlotState& slot, std::span<const std::uint64_t> hashes, std::vector<std::byte*>&) {
-        const Plan& plan = plans[s];
-        if (plan.action == Action::kNone) {
-          return;
-        }
-        const std::unique_lock lock(slot.lock);
-        // Records the slot's bytes even if an exception is thrown.
-        struct Noted {
-          Shard& shard;
-          std::size_t slot;
-          ~Noted() { shard.note(slot); }
-        } const noted{*this, s};
-        if (plan.action == Action::kEvict) {
-          evicted.fetch_add(evict(slot, evaluator, plan.evict, hashes), std::memory_order_relaxed);
-        } else if (plan.action == Action::kGrow) {
-          slot.table.make_room(plan.missing);
-        } else {
-          slot.table.reserve(slot.table.size() + plan.missing);
-        }
-        if (how.asks) {
-          // Waiting keys may use at most a quarter of the slot's share, and at most what remains.
-          const std::size_t rest = allowed(s) - (bytes_of(slot) - slot.filter->bytes());
-          slot.filter->make_room(plan.missing, std::min(rest, budget_->share() / 4));
-        }
-      });
+  each_slot([&](std::size_t s, SlotState& slot, std::span<const std::uint64_t> hashes,
+                std::vector<std::byte*>&) {
+    const Plan& plan = plans[s];
+    if (plan.action == Action::kNone) {
+      return;
+    }
+    const std::unique_lock lock(slot.lock);
+    // Records the slot's bytes even if an exception is thrown.
+    struct Noted {
+      ShardBudget& budget;
+      std::size_t place;
+      ~Noted() { budget.note(place); }
+    } const noted{core.budget, s};
+    if (plan.action == Action::kEvict) {
+      evicted.fetch_add(evict(core.changes, slot, evaluator, plan.evict, hashes), std::memory_order_relaxed);
+    } else if (plan.action == Action::kGrow) {
+      slot.table.make_room(plan.missing);
+    } else {
+      slot.table.reserve(slot.table.size() + plan.missing);
+    }
+    if (terms.asks) {
+      // Waiting keys may use at most a quarter of the slot's share, and at most what remains.
+      const std::size_t rest = core.budget.allowed(s) - (slot.bytes() - slot.filter->bytes());
+      slot.filter->make_room(plan.missing, std::min(rest, core.budget.share() / 4));
+    }
+  });
   if (evicted.load() != 0) {
-    expired_[static_cast<std::size_t>(rules[0].kind)].fetch_add(evicted.load());
+    core.counters.expired[static_cast<std::size_t>(rules[0].kind)].fetch_add(evicted.load());
   }
 }
 

@@ -1,18 +1,19 @@
-// ProbePipeline: one thread's pass over its part of a batch, slot by slot, with several runs of rows in flight
-// (software pipelining of the steps of table/probe.h).
+// ProbePipeline: one thread's pass over its part of a batch, slot by slot, with several runs of rows in
+// flight (software pipelining of the steps of table/probe.h).
 //
 //   run n + 1   prepare: its slots are locked, its hashes' home lines computed
-//   run n       probe: reads its lines, which were prefetched one step earlier, and prefetches those of run n + 1
+//   run n       probe: reads its lines, which were prefetched one step earlier, and prefetches those of the
+//               next run
 //   run n - 1   resolve: finishes the remaining searches
-//   run n - 1   its rows are used, while more lines of run n + 1 are prefetched; wide rows, which lie elsewhere, one step
-//               later: while those of run n - 2 are used, those of run n - 1 are prefetched one by one, because the
-//               processor keeps only about two dozen lines in flight
+//   run n - 1   its rows are used, while more lines of run n + 1 are prefetched; wide rows, which lie
+//               elsewhere, one step later: while those of run n - 2 are used, those of run n - 1 are
+//               prefetched one by one, because the processor keeps only about two dozen lines in flight
 //
 // Several runs overlap the cache misses of one with the work on another, also where a run ends with its slot.
 //
-// Locks. A slot is locked when its first hash is loaded and released when the run with its last one has been used: a
-// few adjacent slots at a time, in ascending order. If all slots share one lock, the caller holds it already and Lock
-// is NoLock.
+// Locks. A slot is locked when its first hash is loaded and released when the run with its last one has been
+// used: a few adjacent slots at a time, in ascending order. If all slots share one lock, the caller holds it
+// already and Lock is NoLock.
 
 #pragma once
 
@@ -27,44 +28,12 @@
 #include <utility>
 
 #include "base/prefetch.h"
-#include "policy/admission.h"
 #include "shard/row_locations.h"
-#include "table/dirty_ranges.h"
-#include "table/pre_image_log.h"
+#include "shard/slot_state.h"
 #include "table/probe.h"
 #include "table/slot_table.h"
 
 namespace shoal {
-
-// A slot's table and its lock, its own or the one of all slots.
-struct alignas(kCacheLine) SlotState {
-  SlotState(const Layout& layout, Slot slot, Chunks& chunks, std::shared_mutex* of_all)
-      : lock(of_all != nullptr ? *of_all : own), table(layout, slot, chunks) {}
-  // The first cache line holds what a batch needs that only updates rows, the second the addresses of wide rows.
-  std::shared_mutex& lock;
-  bool fills = false;    // many rows of the last batch were missing
-  bool watched = false;  // changes must be logged first (shard/snapshot.h)
-  SlotTable table;
-  std::unique_ptr<AdmissionFilter> filter;  // null if the table admits all keys
-  std::unique_ptr<PreImageLog> pre_images;  // non-null until a save takes the slot
-  std::size_t kept = 0;                     // bytes of pre_images at the last change
-  // Changes since the save and the export that are the bases of deltas; null if there is none. While the next one is
-  // in progress, `then` holds the changes before its moment. Admission filters are saved, not exported.
-  struct Since {
-    std::unique_ptr<DirtyRanges> now;
-    std::unique_ptr<DirtyRanges> then;
-  };
-  std::array<Since, kPurposes> changed;
-  bool filter_changed = false;
-  bool filter_changed_then = false;
-
-  Since& since(Purpose purpose) noexcept { return changed[static_cast<std::size_t>(purpose)]; }
-  const Since& since(Purpose purpose) const noexcept { return changed[static_cast<std::size_t>(purpose)]; }
-  bool is_followed() const noexcept {
-    return std::ranges::any_of(changed, [](const Since& since) { return since.now != nullptr; });
-  }
-  alignas(kCacheLine) std::shared_mutex own;
-};
 
 // For slots that the caller has locked.
 struct NoLock {
@@ -72,17 +41,17 @@ struct NoLock {
   explicit NoLock(std::shared_mutex& /*of_slot*/) noexcept {}
 };
 
-// Lock is std::shared_lock or std::unique_lock of a slot's mutex, or NoLock. A Worker is called in the order of the
-// batch:
+// Lock is std::shared_lock or std::unique_lock of a slot's mutex, or NoLock. A Worker is called in the order
+// of the batch:
 //   enter(slot, hashes)      the slot is locked and not yet probed; may insert
-//   use(run, first, ahead)   the rows of a run that begins at `first`, null if absent; may insert. Prefetches lines of
-//                            `ahead` now and then, and with wide rows one row of it per row used
+//   use(run, first, ahead)   the rows of a run that begins at `first`, null if absent; may insert. Prefetches
+//                            lines of `ahead` now and then, and with wide rows one row of it per row used
 //   touched                  number of bytes that it uses of each row, from the front
 template <class Lock>
 class ProbePipeline {
  public:
-  // Slot s of `slots` has the hashes [offsets[s], offsets[s + 1]). A run has at most `most` rows. Rows in `known` are not
-  // searched; found rows are recorded in `noted`.
+  // Slot s of `slots` has the hashes [offsets[s], offsets[s + 1]). A run has at most `most` rows. Rows in
+  // `known` are not searched; found rows are recorded in `noted`.
   ProbePipeline(std::span<const std::unique_ptr<SlotState>> slots, std::size_t first_slot,
                 const Layout& layout, std::span<const std::uint64_t> hashes,
                 std::span<const std::uint64_t> offsets, std::size_t most, const RowLocations* known = nullptr,
@@ -188,7 +157,8 @@ class ProbePipeline {
     }
   }
 
-  // Prefetches a slot's lock and its table's header, which would otherwise miss the cache one after the other.
+  // Prefetches a slot's lock and its table's header, which would otherwise miss the cache one after the
+  // other.
   void prefetch_header(std::size_t slot) const noexcept {
     const SlotState& state = *slots_[std::min(slot, slots_.size() - 1)];
     const auto* const header = reinterpret_cast<const std::byte*>(&state);

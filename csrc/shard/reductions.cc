@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "shard/transform.h"
 #include "shard/user_function.h"
 
 namespace shoal {
@@ -143,8 +144,8 @@ bool is_of_any_order(const Call& call) noexcept {
          (call.function == Function::kNorm && std::isinf(call.parameter));
 }
 
-// Calls ask(part, slot, hash, weights) for every row in `parts` threads; each processes adjacent slots in ascending
-// order, and a slot's rows in hash order unless the call gives the same bits in any order.
+// Calls ask(part, slot, hash, weights) for every row in `parts` threads; each processes adjacent slots in
+// ascending order, and a slot's rows in hash order unless the call gives the same bits in any order.
 template <class Ask>
 void each_row(const Shard& shard, const Call& call, std::size_t first, std::size_t end, std::size_t parts,
               const Ask& ask) {
@@ -244,12 +245,12 @@ namespace {
 std::vector<double> reduce_slots(Shard& shard, Function function, std::span<const double> parameters,
                                  std::size_t first, std::size_t end) {
   if (function == Function::kMap || function == Function::kApply) {
-    return shard.run_user_function(function == Function::kApply, parameters, first, end);
+    return run_user_function(shard, function == Function::kApply, parameters, first, end);
   }
   const Call call = checked(shard, function, parameters);
   if (changes(function)) {
     std::vector<double> answers(end - first);  // before anything changes: may throw std::bad_alloc
-    const auto moved = shard.transform_weights(first, end, [&call](std::span<float> weights) {
+    const auto moved = transform_weights(shard, first, end, [&call](std::span<float> weights) {
       call.function == Function::kDecay ? decay(weights, call.parameter)
                                         : shrink_all(weights, call.parameter);
     });
@@ -293,7 +294,7 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
   }
   std::vector<std::vector<double>> parts;
   parts.reserve(end - first);  // before anything changes: may throw std::bad_alloc
-  shard.with_slots(first, end, changes(function), [&](std::size_t from, std::size_t to) {
+  shard.core().with_slots(first, end, changes(function), [&](std::size_t from, std::size_t to) {
     parts.push_back(reduce_slots(shard, function, parameters, from, to));
     return !is_users || !user_function_failed(parts.back());
   });

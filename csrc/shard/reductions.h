@@ -1,14 +1,14 @@
-// Reductions: functions over all rows of a table, and changes to all of them, computed where the rows are stored:
-// slot by slot, in hash order, in float64. The caller combines the results of all slots in slot order, so the bits
-// depend on the rows and the number of slots alone. docs/wire-format.md (REDUCE) lists the functions, their
-// parameters and results.
+// Reductions: functions over all rows of a table, and changes to all of them, computed where the rows are
+// stored: slot by slot, in hash order, in float64. The caller combines the results of all slots in slot
+// order, so the bits depend on the rows and the number of slots alone. docs/wire-format.md (REDUCE) lists the
+// functions, their parameters and results.
 //
-// topk returns one result for all its slots: at most k pairs (norm, the hash's 64 bits), the largest norm first, then
-// the smaller key: a total order, so results are combined by merging these lists.
+// topk returns one result for all its slots: at most k pairs (norm, the hash's 64 bits), the largest norm
+// first, then the smaller key: a total order, so results are combined by merging these lists.
 //
-// Rules that derive their weights (FTRL, GroupFTRL) keep n, and move z so that the new weight is read; a weight of 0
-// stays 0 and keeps its z, and one that becomes 0 keeps the z of greatest magnitude that gives 0. For rows that are
-// pairs (Proximal) only the weight is read, and no function changes them.
+// Rules that derive their weights (FTRL, GroupFTRL) keep n, and move z so that the new weight is read; a
+// weight of 0 stays 0 and keeps its z, and one that becomes 0 keeps the z of greatest magnitude that gives 0.
+// For rows that are pairs (Proximal) only the weight is read, and no function changes them.
 //
 // Threads: as the Shard's. The Shard's pool divides the slots; each slot is read as of one moment.
 
@@ -41,8 +41,8 @@ inline constexpr std::size_t kMaxTopK = std::size_t{1} << 20U;
 // True if the function changes rows: a repeated request must not repeat the call.
 bool changes(Function function) noexcept;
 
-// The results of the slots [first, end), concatenated. Throws std::invalid_argument, with nothing changed, for an
-// unknown function or wrong parameters.
+// The results of the slots [first, end), concatenated. Throws std::invalid_argument, with nothing changed,
+// for an unknown function or wrong parameters.
 std::vector<double> reduce(Shard& shard, Function function, std::span<const double> parameters,
                            std::size_t first, std::size_t end);
 

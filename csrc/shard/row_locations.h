@@ -1,11 +1,11 @@
-// RowLocations: the addresses of a batch's rows in one shard, as found by the last pass over it (a lookup cache
-// validated by version numbers).
+// RowLocations: the addresses of a batch's rows in one shard, as found by the last pass over it (a lookup
+// cache validated by version numbers).
 //
-// A search reads a line of the index, and only then knows the lines of a wide row. A second pass over the same batch,
-// such as a push after its pull, goes to the rows directly, and a caller that prepares batches ahead of time can find
-// their rows early. Rows move only when a slot's table changes its version (table/slot_table.h); rows can appear
-// without that. Slots whose version has changed, or that had missing rows and have grown, are searched again; the
-// others are not.
+// A search reads a line of the index, and only then knows the lines of a wide row. A second pass over the
+// same batch, such as a push after its pull, goes to the rows directly, and a caller that prepares batches
+// ahead of time can find their rows early. Rows move only when a slot's table changes its version
+// (table/slot_table.h); rows can appear without that. Slots whose version has changed, or that had missing
+// rows and have grown, are searched again; the others are not.
 //
 //   rows[i]       the row of hash i, null if absent
 //   versions[s]   1 + the version of slot s when rows[offsets[s]], ... were recorded; 0: not recorded

@@ -1,14 +1,18 @@
 // ShardStats: what a shard holds and what it has done since it was made.
 //
-// kShardStatistics lists them once: the numbers of a STATS message, the dict in Python and the names of metrics follow from it.
-// Whoever has several shards of a table adds their numbers up, except those of which one request reaches all shards.
+// kShardStatistics lists them once: the numbers of a STATS message, the dict in Python and the names of
+// metrics follow from it. Whoever has several shards of a table adds their numbers up, except those of which
+// one request reaches all shards. kShardCounters lists those that a shard counts: what is reported, and what
+// a copy of the shard has, follow from it.
 //
-// Threads: a value. Shard::stats() reads one counter after the other, so while calls are in progress the numbers may be of
-// slightly different moments.
+// Threads: ShardStats is a value, of counters that are read one after the other: while calls are in progress
+// they may be of slightly different moments. ShardCounters: any.
 
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 
@@ -64,5 +68,67 @@ inline constexpr auto kShardStatistics = std::to_array<Statistic<ShardStats>>({
     {"expired_by_MinNorm", [](const ShardStats& all) { return all.expired[2]; }},
     {"expired_by_MaxRows", [](const ShardStats& all) { return all.expired[3]; }},
 });
+
+struct ShardCounters {
+  using Counter = std::atomic<std::uint64_t>;
+  static constexpr std::size_t kAges = 33;
+
+  Counter pulls{0};
+  Counter rows_pulled{0};
+  Counter pushes{0};
+  Counter rows_pushed{0};
+  Counter rows_created{0};
+  Counter rows_erased{0};
+  Counter nonfinite_rows{0};
+  Counter refused{0};
+  std::array<Counter, Expiry::kKinds> expired{};
+  std::array<Counter, kAges> returns{};  // occurrences of rows since the last sweep, by age (Shard::sweep)
+
+  void write_to(ShardStats& stats) const noexcept;
+  // Calls use(counter) for those that count changes, which a copy of a shard has.
+  template <class Use>
+  void each_of_changes(const Use& use);
+};
+
+struct ShardCounter {
+  ShardCounters::Counter ShardCounters::* counter;
+  std::uint64_t ShardStats::* number;
+  bool is_of_changes = true;
+};
+
+inline constexpr auto kShardCounters = std::to_array<ShardCounter>({
+    {&ShardCounters::pulls, &ShardStats::pulls, false},
+    {&ShardCounters::rows_pulled, &ShardStats::rows_pulled, false},
+    {&ShardCounters::pushes, &ShardStats::pushes},
+    {&ShardCounters::rows_pushed, &ShardStats::rows_pushed},
+    {&ShardCounters::rows_created, &ShardStats::rows_created},
+    {&ShardCounters::rows_erased, &ShardStats::rows_erased},
+    {&ShardCounters::nonfinite_rows, &ShardStats::nonfinite_rows},
+    {&ShardCounters::refused, &ShardStats::refused},
+});
+
+inline void ShardCounters::write_to(ShardStats& stats) const noexcept {
+  for (const auto& [counter, number, is_of_changes] : kShardCounters) {
+    stats.*number = (this->*counter).load();
+  }
+  for (std::size_t k = 0; k < expired.size(); ++k) {
+    stats.expired[k] = expired[k].load();
+  }
+}
+
+template <class Use>
+void ShardCounters::each_of_changes(const Use& use) {
+  for (const auto& [counter, number, is_of_changes] : kShardCounters) {
+    if (is_of_changes) {
+      use(this->*counter);
+    }
+  }
+  for (Counter& counter : expired) {
+    use(counter);
+  }
+  for (Counter& counter : returns) {
+    use(counter);
+  }
+}
 
 }  // namespace shoal

@@ -1,27 +1,26 @@
 // Snapshot: a consistent read of a shard as of one moment, slot by slot, while the shard keeps changing
 // (copy-on-write).
 //
-//   pause_writers(), Snapshot(), resume_writers()   the moment: no push is half done, and every slot is marked as not
-//                                                   yet taken
+//   pause_writers(), Snapshot(), resume_writers()   the moment: no push is half done, and every slot is
+//                                                   marked as not yet taken
 //   take(slot), read_slot(slot)                     copy the slot under its lock, unmark it, and overlay its
 //                                                   PreImageLog
 //   a change of a marked slot                       first logs the previous contents (table/pre_image_log.h)
 //
-// take() returns the bytes that Shard::section() and filter() would have returned at the moment. snapshot.cc has
-// deltas.
+// take() returns the bytes that Shard::section() and filter() would have returned at the moment. snapshot.cc
+// has deltas.
 //
 // Invariants
 //   I1  a slot that is not taken is marked: it has a PreImageLog, and is watched.
-//   I2  the table overlaid with the PreImageLog equals the rows of the moment; likewise for the slot's admission
-//       filter.
+//   I2  the table overlaid with the PreImageLog equals the rows of the moment; likewise for the slot's
+//       admission filter.
 //
-// Threads: take(), read_slot() and read_changes() in any number of threads for different slots, while others use the
-// shard. One snapshot per shard at a time; to save several as of one moment, pause all of them first. Fork: the copy
-// in a child process is destroyed silently, and its takes throw WrongProcessError.
+// Threads: take(), read_slot() and read_changes() in any number of threads for different slots, while others
+// use the shard. One snapshot per shard at a time; to save several as of one moment, pause all of them first.
+// Fork: the copy in a child process is destroyed silently, and its takes throw WrongProcessError.
 
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,10 +41,8 @@ struct SnapshotLostError : std::runtime_error {
 
 class Snapshot {
  public:
-  static constexpr std::size_t kMin = 64 * MiB;  // bytes kept before changes wait, or
+  static constexpr std::size_t kMin = 64 * MiB;  // bytes logged before changes wait, or
   static constexpr std::size_t kShare = 16;      // that part of the table, if it is more
-  static constexpr std::size_t kHopeless = 4;
-  static constexpr std::chrono::milliseconds kPatience{50};
   static constexpr std::size_t kFew = 4;  // where less than one range in so many has changed, rows are picked
   static constexpr std::size_t kNear = 3;  // rows in a range that has one, at most, on the average
 
@@ -69,9 +66,9 @@ class Snapshot {
     Ranges ranges;
   };
 
-  // Requires paused writers; the shard must outlive the snapshot. `most` 0: the default, where the table is saved by `parts`
-  // snapshots, which share kMin. Throws std::invalid_argument
-  // if the shard is being saved, or has no base for a delta of that purpose.
+  // Requires paused writers; the shard must outlive the snapshot. `most` 0: the default, where the table is
+  // saved by `parts` snapshots, which share kMin. Throws std::invalid_argument if the shard is being saved,
+  // or has no base for a delta of that purpose.
   explicit Snapshot(Shard& shard, std::uint32_t store_clock = 0, Kind kind = Kind::kPlain,
                     std::size_t most = 0, Purpose purpose = Purpose::kSave, std::size_t parts = 1);
   ~Snapshot();
@@ -83,10 +80,10 @@ class Snapshot {
   std::uint32_t table_clock() const noexcept { return clock_; }
   std::size_t rows() const noexcept { return rows_; }
   std::size_t bytes() const noexcept { return bytes_; }
-  std::size_t dim() const noexcept { return shard_.rows().dim(); }
+  std::size_t dim() const noexcept { return core_.rows.dim(); }
 
-  // Takes each slot at most once, else throws std::invalid_argument. After any other exception the snapshot is
-  // unusable.
+  // Takes each slot at most once, else throws std::invalid_argument. After any other exception the snapshot
+  // is unusable.
   Piece take(Slot slot);
   // Takes a slot as the hashes and weights that Shard::read_slot() would have returned. Not for a delta.
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
@@ -94,7 +91,8 @@ class Snapshot {
   void take_state(Slot slot, ByteWriter& out);
   // Takes a slot of a delta as the rows in the changed ranges, and these ranges.
   Ranges read_changes(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights);
-  // Completes the save under this name: it becomes the shard's base() of the purpose, unless the snapshot is plain.
+  // Completes the save under this name: it becomes the shard's base() of the purpose, unless the snapshot is
+  // plain.
   void done(std::string name);
   // Releases the slots that were not taken. Called by one thread, with no take in progress.
   void close() noexcept;
@@ -105,7 +103,7 @@ class Snapshot {
   struct Taken {
     std::unique_ptr<Copy> copy;
     std::unique_ptr<PreImageLog> pre_images;
-    std::size_t kept = 0;     // bytes of the PreImageLog
+    std::size_t logged = 0;   // bytes of the PreImageLog
     bool is_changed = false;  // false: no changes for the delta; rows were not copied
     bool is_picked = false;   // the copy holds only the rows in changed ranges
   };
@@ -119,7 +117,7 @@ class Snapshot {
   void give_back(Taken taken);
   void check_whole() const;
 
-  Shard& shard_;
+  ShardCore& core_;
   std::uint64_t step_;
   std::uint32_t clock_;
   std::size_t rows_ = 0;

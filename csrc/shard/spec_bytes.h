@@ -1,9 +1,10 @@
 // The description of a table as bytes and back, to send it to another server.
 //
-//   u8 version | u32 dim | u8 dtype | optimizer | init | u64 init seed | u64 seed | u8 admission rules (0, 1) | rule
-//   | u8 expiry rules | rule ...
+//   u8 version | u32 dim | u8 dtype | optimizer | init | u64 init seed | u64 seed | u8 admission rules (0, 1)
+//   | rule | u8 expiry rules | rule ...
 //
-//   optimizer, init, rule   text name | u8 parameters | (text name | f64 value) ..., in the order of the names
+//   optimizer, init, rule   text name | u8 parameters | (text name | f64 value) ..., in the order of the
+//                           names
 //
 // Equal descriptions have equal bytes. Decoding makes the same checks as a table's creation.
 

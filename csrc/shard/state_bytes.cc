@@ -1,8 +1,9 @@
 // The whole state of a shard as bytes and back, to make an equal shard elsewhere.
 //
 //   table   u64 step | f64 rate | u32 clock origin | text base of saves, of exports | u64 counters ...
-//   slot    u8 flags | capacity: u64 buckets, slab rows, slab end | u64 rows | hashes | rows as stored, padding 0
-//           | filter | per purpose: u8 bits (0: no ranges), u64 ranges, saved ranges (table/dirty_ranges.h)
+//   slot    u8 flags | capacity: u64 buckets, slab rows, slab end | u64 rows | hashes | rows as stored,
+//           padding 0 | filter | per purpose: u8 bits (0: no ranges), u64 ranges, saved ranges
+//           (table/dirty_ranges.h)
 
 #include <cstring>
 #include <string>
@@ -24,51 +25,40 @@ constexpr std::uint8_t kAllFlags = 7;
 
 }  // namespace
 
-void Shard::save_state(ByteWriter& out) const {
-  check_process();
-  out.put(step_.load());
-  out.put(rate());
-  out.put(origin_.load());
+void ShardCopy::restore(Shard& shard, ByteReader& in) {
+  ShardCore& core = shard.core();
+  core.owner.check();
+  core.step = in.take<std::uint64_t>("step");
+  core.rate = in.take<double>("rate");
+  core.origin = in.take<std::uint32_t>("clock origin");
   for (const Purpose purpose : {Purpose::kSave, Purpose::kExport}) {
-    out.put_text(base(purpose));
+    core.changes.set_base(in.take_text("base", kMaxBase), purpose);
   }
-  for (const auto* counter :
-       {&pushes_, &rows_pushed_, &rows_created_, &rows_erased_, &nonfinite_rows_, &refused_}) {
-    out.put(counter->load());
-  }
-  for (const auto& counter : expired_) {
-    out.put(counter.load());
-  }
-  for (const auto& counter : returns_) {
-    out.put(counter.load());
-  }
+  core.counters.each_of_changes([&](auto& counter) { counter = in.take<std::uint64_t>("counter"); });
 }
 
-void Shard::restore_state(ByteReader& in) {
-  check_process();
-  step_ = in.take<std::uint64_t>("step");
-  rate_ = in.take<double>("rate");
-  origin_ = in.take<std::uint32_t>("clock origin");
-  {
-    const MutexLock lock(saving_.mutex);
-    for (std::string& base : saving_.bases) {
-      base = in.take_text("base", kMaxBase);
-    }
+ShardCopy::ShardCopy(std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
+  ShardCore& core = shard_->core();
+  SHOAL_CHECK(!core.changes.has_snapshot(), "this table is being saved: copy it when the save has ended");
+  core.owner.check();
+  ByteWriter table;
+  table.put(core.step.load());
+  table.put(core.rate.load());
+  table.put(core.origin.load());
+  for (const Purpose purpose : {Purpose::kSave, Purpose::kExport}) {
+    table.put_text(core.changes.base(purpose));
   }
-  for (auto* counter :
-       {&pushes_, &rows_pushed_, &rows_created_, &rows_erased_, &nonfinite_rows_, &refused_}) {
-    *counter = in.take<std::uint64_t>("counter");
+  core.counters.each_of_changes([&](const auto& counter) { table.put(counter.load()); });
+  table_ = table.take();
+  heads_.reserve(core.states.size());
+  for (const auto& slot : core.states) {
+    heads_.push_back(head_of(*slot));
   }
-  for (auto& counter : expired_) {
-    counter = in.take<std::uint64_t>("counter");
-  }
-  for (auto& counter : returns_) {
-    counter = in.take<std::uint64_t>("counter");
-  }
+  snapshot_.emplace(*shard_);
 }
 
-Shard::SlotHead Shard::head_of(const SlotState& state) const {
-  const SlotTable::Capacity capacity = source_ == nullptr ? state.table.capacity() : SlotTable::Capacity{};
+ShardCopy::SlotHead ShardCopy::head_of(const SlotState& state) const {
+  const SlotTable::Capacity capacity = !shard_->has_source() ? state.table.capacity() : SlotTable::Capacity{};
   ByteWriter head;
   head.bytes().reserve(32);
   head.put(static_cast<std::uint8_t>((state.fills ? kFills : 0) |
@@ -89,60 +79,31 @@ Shard::SlotHead Shard::head_of(const SlotState& state) const {
   return {.bytes = head.take(), .ranges = ranges.take()};
 }
 
-void Shard::write_rows(std::span<const SlotTable::Entry> entries, ByteWriter& out) const {
-  out.put(std::uint64_t{entries.size()});
-  const std::size_t width = rows_.bytes();
-  const std::size_t padding = rows_.width(0) % sizeof(float);
-  const auto room = out.extend(entries.size() * (sizeof(std::uint64_t) + width));
-  std::byte* hash_to = room.data();
-  std::byte* row_to = room.data() + entries.size() * sizeof(std::uint64_t);
-  for (const SlotTable::Entry& entry : entries) {
-    std::memcpy(hash_to, &entry.hash, sizeof entry.hash);
-    std::memcpy(row_to, entry.row, width);
-    if (padding != 0) {
-      std::memset(row_to + rows_.width(0), 0, sizeof(float) - padding);
-    }
-    hash_to += sizeof entry.hash;
-    row_to += width;
-  }
-}
-
-ShardCopy::ShardCopy(std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
-  SHOAL_CHECK(!shard_->has_snapshot(), "this table is being saved: copy it when the save has ended");
-  ByteWriter table;
-  shard_->save_state(table);
-  table_ = table.take();
-  heads_.reserve(shard_->tables_.size());
-  for (const auto& slot : shard_->tables_) {
-    heads_.push_back(shard_->head_of(*slot));
-  }
-  snapshot_.emplace(*shard_);
-}
-
 std::uint64_t ShardCopy::bytes() const noexcept {
   return table_.size() + snapshot_->rows() * (sizeof(std::uint64_t) + shard_->rows().bytes());
 }
 
 void ShardCopy::take(Slot slot, ByteWriter& out) {
-  const Shard::SlotHead& head = heads_.at(index_of(slot) - shard_->first_slot());
+  const SlotHead& head = heads_.at(index_of(slot) - shard_->first_slot());
   out.put_raw(head.bytes);
   snapshot_->take_state(slot, out);
   out.put_raw(head.ranges);
 }
 
-void Shard::restore_state(Slot slot, ByteReader& in) {
-  check_process();
-  with_slots(index_of(slot), index_of(slot) + 1, true, [&](std::size_t, std::size_t) {
-    restore_slot(slot, in);
+void ShardCopy::restore(Shard& shard, Slot slot, ByteReader& in) {
+  ShardCore& core = shard.core();
+  core.owner.check();
+  core.with_slots(index_of(slot), index_of(slot) + 1, true, [&](std::size_t, std::size_t) {
+    restore_resident(core, slot, in);
     return true;
   });
 }
 
-void Shard::restore_slot(Slot slot, ByteReader& in) {
-  const auto writing = enter();
-  const auto budget_lock = lock_budget();
-  SlotState& state = at(slot);
-  const std::size_t place = index_of(slot) - first_;
+void ShardCopy::restore_resident(ShardCore& core, Slot slot, ByteReader& in) {
+  const auto writing = core.writers.enter();
+  const auto budget_lock = core.budget.lock();
+  SlotState& state = core.at(slot);
+  const std::size_t place = index_of(slot) - core.first;
   const std::unique_lock lock(state.lock);
   const auto flags = in.take_between<std::uint8_t>("slot's flags", 0, kAllFlags);
   state.fills = (flags & kFills) != 0;
@@ -152,12 +113,12 @@ void Shard::restore_slot(Slot slot, ByteReader& in) {
   capacity.slab_rows = in.take<std::uint64_t>("slot's capacity");
   capacity.slab_end = in.take<std::uint64_t>("slot's capacity");
   capacity.slab_is_small = (flags & kSlabIsSmall) != 0;
-  const std::size_t width = rows_.bytes();
+  const std::size_t width = core.rows.bytes();
   const std::size_t n = in.take_count("rows", sizeof(std::uint64_t) + width);
   const auto hashes = in.take_raw(n * sizeof(std::uint64_t), "hashes");
   const std::byte* row = in.take_raw(n * width, "rows").data();
   // A slot whose rows were not all in memory has no capacity.
-  const bool has_capacity = source_ == nullptr && (capacity.buckets != 0 || n == 0);
+  const bool has_capacity = core.source == nullptr && (capacity.buckets != 0 || n == 0);
   if (has_capacity) {
     state.table.begin_restore(capacity, n);
   } else {
@@ -167,7 +128,7 @@ void Shard::restore_slot(Slot slot, ByteReader& in) {
   for (std::size_t i = 0; i < n; ++i, row += width) {
     std::uint64_t hash = 0;
     std::memcpy(&hash, hashes.data() + i * sizeof hash, sizeof hash);
-    if ((i != 0 && hash <= last) || slots_.of(hash) != slot) [[unlikely]] {
+    if ((i != 0 && hash <= last) || core.slots.of(hash) != slot) [[unlikely]] {
       in.check(false, "hashes", "must ascend within their slot");
     }
     last = hash;
@@ -183,15 +144,13 @@ void Shard::restore_slot(Slot slot, ByteReader& in) {
     if (const auto bits = in.take<std::uint8_t>("ranges"); bits != 0) {
       const auto count = in.take<std::uint64_t>("ranges");
       in.check(bits <= DirtyRanges::kMaxBits && count <= std::uint64_t{1} << bits, "ranges", "are too many");
-      since.now = std::make_unique<DirtyRanges>(slots_, bits, count,
+      since.now = std::make_unique<DirtyRanges>(core.slots, bits, count,
                                                 in.take_raw(DirtyRanges::saved_bytes(bits, count), "ranges"));
     }
   }
   state.watched = state.is_followed();
-  if (budget_ != nullptr && bytes_of(state) > allowed(place)) {
-    throw_over_budget(place, n);
-  }
-  note(place);
+  core.budget.check(place, state.bytes(), n);
+  core.budget.note(place);
 }
 
 }  // namespace shoal

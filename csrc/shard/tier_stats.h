@@ -1,4 +1,5 @@
-// TierStats: what a tier (tier/tier.h), which holds the rows of a shard on a disk, has in memory and on the disk, and what it has done.
+// TierStats: what a tier (tier/tier.h), which holds the rows of a shard on a disk, has in memory and on the
+// disk, and what it has done.
 
 #pragma once
 

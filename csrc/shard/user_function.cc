@@ -48,8 +48,8 @@ UserCall parsed(std::span<const double> parameters) {
   return call;
 }
 
-// The arrays of a slot, in one piece of memory: columns, row state, derived weights; then, if they may change, all of that as it
-// was, and two flags for each row.
+// The arrays of a slot, in one piece of memory: columns, row state, derived weights; then, if they may
+// change, all of that as it was, and two flags for each row.
 struct SlotArrays {
   SlotArrays(const Rows& rows, std::size_t size, bool derives, bool writes)
       : n(size),
@@ -117,22 +117,23 @@ bool user_function_failed(std::span<const double> results) noexcept {
 
 void set_rows_function(RowsFunction function) noexcept { rows_function.store(function); }
 
-std::vector<double> Shard::run_user_function(bool writes, std::span<const double> parameters,
-                                             std::size_t first, std::size_t end) {
-  check_process();
-  check_slots(first, end);
+std::vector<double> run_user_function(Shard& shard, bool writes, std::span<const double> parameters,
+                                      std::size_t first, std::size_t end) {
+  ShardCore& core = shard.core();
+  core.owner.check();
+  core.check_slots(first, end);
   const UserCall call = parsed(parameters);
   const RowsFunction function = rows_function.load();
   SHOAL_CHECK(function != nullptr, "this process has no functions of users");
-  SHOAL_CHECK(!writes || !spec_.optimizer.pairs(),
+  SHOAL_CHECK(!writes || !core.spec.optimizer.pairs(),
               "rows of this table are a weight and its gradient: only a step may change them");
-  const bool derives = spec_.optimizer.derives_weights();
+  const bool derives = core.spec.optimizer.derives_weights();
   std::unique_lock<std::shared_mutex> alone;
   if (writes) {
-    alone = enter_alone();
+    alone = core.writers.enter_alone();
   }
-  const std::uint64_t shared = step_noise(spec_.seed ^ kApplySeed, step());
-  Workspace work(rows_);
+  const std::uint64_t shared = step_noise(core.spec.seed ^ kApplySeed, shard.step());
+  Workspace work(core.rows);
   std::shared_ptr<Buffer<std::byte>> storage;
   std::vector<std::uint64_t> hashes;
   std::vector<std::byte*> rows;
@@ -149,8 +150,9 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
       }
       return;
     }
-    auto at = std::ranges::lower_bound(call.hashes, slots_.first_hash(Slot{static_cast<std::uint32_t>(s)}));
-    for (; at != call.hashes.end() && index_of(slots_.of(*at)) == s; ++at) {
+    auto at =
+        std::ranges::lower_bound(call.hashes, core.slots.first_hash(Slot{static_cast<std::uint32_t>(s)}));
+    for (; at != call.hashes.end() && index_of(core.slots.of(*at)) == s; ++at) {
       if (std::byte* const row = state.table.find_one(*at); row != nullptr) {
         hashes.push_back(*at);
         rows.push_back(row);
@@ -164,9 +166,9 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
   };
 
   for (std::size_t s = first; s < end; ++s) {
-    SlotState& state = *tables_[s - first_];
+    SlotState& state = *core.states[s - core.first];
     if (writes) {
-      wait_for_save_of_slot(call.has_hashes ? call.hashes.size() : state.table.size());
+      core.wait_in_slots(call.has_hashes ? call.hashes.size() : state.table.size());
     }
     std::shared_lock reading(state.lock);
     find_rows(s, state);
@@ -177,11 +179,11 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
     if (storage == nullptr || storage.use_count() != 1) {  // arrays of an earlier call are still in use
       storage = std::make_shared<Buffer<std::byte>>();
     }
-    SlotArrays all(rows_, n, derives, writes);
+    SlotArrays all(core.rows, n, derives, writes);
     all.floats = reinterpret_cast<float*>(storage->claim(all.bytes).data());
     PrefetchCursor none;
     each_run(n, [&](std::size_t r, std::size_t count) {
-      rows_.gather(std::span(rows).subspan(r, count), all.block(r, count), none);
+      core.rows.gather(std::span(rows).subspan(r, count), all.block(r, count), none);
     });
     reading.unlock();
     const Block block = all.block(0, n);
@@ -191,7 +193,7 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
             rule.read(block, all.weights());
           }
         },
-        spec_.optimizer.rule());
+        core.spec.optimizer.rule());
     if (writes) {
       std::memcpy(all.before(), all.floats, all.floats_count * sizeof(float));
     }
@@ -205,10 +207,10 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
                             .hashes = hashes,
                             .block = block,
                             .weights = all.weights(),
-                            .columns = spec_.optimizer.columns(),
-                            .elements = spec_.optimizer.elements(),
+                            .columns = core.spec.optimizer.columns(),
+                            .elements = core.spec.optimizer.elements(),
                             .derives_weights = derives,
-                            .row_state = spec_.optimizer.row_state(),
+                            .row_state = core.spec.optimizer.row_state(),
                             .storage = storage},
                            words);
     }
@@ -219,16 +221,16 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
               rule.move(block, all.before() + all.weights_at, all.weights());
             }
           },
-          spec_.optimizer.rule());
-      all.mark_changed(rows_.has_row_state());
+          core.spec.optimizer.rule());
+      all.mark_changed(core.rows.has_row_state());
       std::fill_n(all.finite(), n, 1U);
-      if (spec_.optimizer.elements() == Elements::kFloat32) {
+      if (core.spec.optimizer.elements() == Elements::kFloat32) {
         mark_finite(all.weights(), n, all.dim, all.finite());
         for (std::size_t k = 0; k < all.columns; ++k) {
           mark_finite(block.columns[k], n, all.dim, all.finite());
         }
       }
-      if (rows_.has_row_state()) {
+      if (core.rows.has_row_state()) {
         mark_finite(block.row_state, n, 1, all.finite());
       }
       std::vector<std::uint64_t> changed;
@@ -241,14 +243,14 @@ std::vector<double> Shard::run_user_function(bool writes, std::span<const double
         }
       }
       const std::unique_lock writing(state.lock);
-      before_change(state, changed);
+      core.changes.before_change(state, changed);
       each_run(n, [&](std::size_t r, std::size_t count) {
         Block some = all.block(r, count);
         some.noise = work.noise;
         fill_noise(std::span(hashes).subspan(r, count), all.dim, shared, work.noise);
-        rows_.scatter(some, {all.moves() + r, count}, std::span(rows).subspan(r, count), none);
+        core.rows.scatter(some, {all.moves() + r, count}, std::span(rows).subspan(r, count), none);
       });
-      nonfinite_rows_.fetch_add(dropped, std::memory_order_relaxed);
+      core.counters.nonfinite_rows.fetch_add(dropped, std::memory_order_relaxed);
       words = {0, static_cast<double>(changed.size())};
     }
     SHOAL_CHECK(

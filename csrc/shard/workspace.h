@@ -1,6 +1,7 @@
 // Workspace: the buffers with which one thread updates a run of rows. Internal to shard/.
 //
-//   block()           gradients, columns and row state of a run, and the noise for rounding (optim/row_flags.h)
+//   block()           gradients, columns and row state of a run, and the noise for rounding
+//                     (optim/row_flags.h)
 //
 // Threads: one owner.
 
@@ -14,16 +15,18 @@
 
 #include "base/buffer.h"
 #include "optim/row_flags.h"
-#include "shard/shard.h"
+#include "shard/rows.h"
+#include "shard/table_spec.h"
+#include "table/probe.h"
 
 namespace shoal {
 
 inline constexpr std::size_t kBlockElements = 1024;
 
 // The buffers of one part of a batch: gradients, columns, row state, noise, flags and initial rows.
-struct Shard::Workspace {
+struct Workspace {
   // In this memory; null: it has its own.
-  explicit Workspace(const Rows& rows, Buffer<std::byte>* room = nullptr)
+  explicit Workspace(const Rows& rows, ShardScratch* scratch = nullptr)
       : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, Probe::kMax)),
         elements(most * rows.dim()) {
     const std::array<std::size_t, 4> sizes{sizeof(float) * (elements * (kMaxColumns + 1) + most),
@@ -33,11 +36,11 @@ struct Shard::Workspace {
     for (const std::size_t bytes : sizes) {
       size += aligned(bytes);
     }
-    std::byte* at = (room == nullptr ? own : *room).claim(size).data();
+    std::byte* at = (scratch == nullptr ? own : scratch->bytes_).claim(size).data();
     floats = reinterpret_cast<float*>(at);
     noise = reinterpret_cast<std::uint32_t*>(at += aligned(sizes[0]));
     flags = reinterpret_cast<std::uint32_t*>(at += aligned(sizes[1]));
-    fresh = at + aligned(sizes[2]);
+    initial = at + aligned(sizes[2]);
   }
 
   // A block of `count` rows with writable arrays.
@@ -60,7 +63,7 @@ struct Shard::Workspace {
   float* floats;
   std::uint32_t* noise;
   std::uint32_t* flags;
-  std::byte* fresh;
+  std::byte* initial;
 
  private:
   static constexpr std::size_t aligned(std::size_t bytes) noexcept {

@@ -87,7 +87,7 @@ TEST(a_copy_of_a_shard_has_its_rate) {
   shard->resume_writers();
   Shard restored(spec, Slots(2), pool);
   ByteReader in(copy.table(), "a copy");
-  restored.restore_state(in);
+  ShardCopy::restore(restored, in);
   CHECK_EQ(restored.rate(), 0.25);
 }
 

@@ -13,6 +13,7 @@
 #include "shard/reductions.h"
 #include "shard/shard.h"
 #include "shard/snapshot.h"
+#include "shard/transform.h"
 
 namespace shoal {
 namespace {
@@ -209,7 +210,7 @@ TEST(a_shard_of_a_range_refuses_what_is_not_its_own) {
   CHECK_THROWS(last.digest(Slot{0}), "there is no slot 0");
   CHECK_THROWS(last.sweep(0, 16, 0, {}, true), "no such slots");
   CHECK_THROWS(reduce(last, Function::kSum, {}, 2, 16), "no such slots");
-  CHECK_THROWS(last.transform_weights(0, 4, [](std::span<float>) {}), "no such slots");
+  CHECK_THROWS(transform_weights(last, 0, 4, [](std::span<float>) {}), "no such slots");
   const std::vector<std::uint64_t> offsets(kSlots + 1);
   CHECK_THROWS(last.erase({{}, offsets}), "cut into 16 slots, the store into 13");
   std::vector<std::uint64_t> keys(6000);

@@ -13,6 +13,7 @@
 #include "batch/key_batch.h"
 #include "check.h"
 #include "shard/reductions.h"
+#include "shard/section_codec.h"
 #include "shard/shard.h"
 #include "shard/shard_copy.h"
 #include "shard/snapshot.h"
@@ -138,7 +139,8 @@ struct Whole {
     if (piece.ranges.count != 0) {
       const DirtyRanges ranges(shard.slots(), piece.ranges.bits, piece.ranges.count, piece.ranges.bytes);
       rows[slot] =
-          shard.merge(rows[slot], Bytes(sections[slot]), piece.rows, piece.section, ranges, sections[slot]);
+          SectionCodec(shard.rows())
+              .merge(rows[slot], Bytes(sections[slot]), piece.rows, piece.section, ranges, sections[slot]);
     }
     if (piece.has_filter) {
       filters[slot] = piece.filter;
@@ -242,9 +244,9 @@ TEST(a_copy_is_the_whole_state_of_the_moment_whatever_comes_between) {
         for (std::size_t i = 0; i < expected.size(); ++i) {
           ByteReader in(expected[i], "a copy");
           if (i == 0) {
-            other.shard->restore_state(in);
+            ShardCopy::restore(*other.shard, in);
           } else {
-            other.shard->restore_state(Slot{static_cast<std::uint32_t>(i - 1)}, in);
+            ShardCopy::restore(*other.shard, Slot{static_cast<std::uint32_t>(i - 1)}, in);
           }
           in.done();
         }
@@ -261,14 +263,14 @@ TEST(a_first_save_that_was_given_up_leaves_no_mark) {
     Store plain(kind, 16, 1, Locks::kOne);
     for (Store* const store : {&saved, &plain}) {
       if (store == &saved) {
-        store->shard->begin_base();
+        store->shard->changes().begin_base();
       }
       std::mt19937_64 random(3);
       for (int i = 0; i < 8; ++i) {
         store->change(random, 3000, 1);
       }
     }
-    saved.shard->end_base({});
+    saved.shard->changes().end_base({});
     CHECK(copied(*saved.shard, [] {}) == copied(*plain.shard, [] {}));
   }
 }
@@ -416,7 +418,7 @@ TEST(a_chain_of_deltas_is_what_the_shard_was_at_each_moment) {
       for (int i = 0; i < 8; ++i) {
         store.change(random, 3000, clock += step(random));
       }
-      CHECK_EQ(store.shard->base(), "");
+      CHECK_EQ(store.shard->changes().base(), "");
       CHECK_THROWS(Snapshot(*store.shard, 0, Snapshot::Kind::kDelta), "save all rows first");
       Whole chain(*store.shard);
       {
@@ -455,7 +457,7 @@ TEST(a_chain_of_deltas_is_what_the_shard_was_at_each_moment) {
         CHECK_EQ(chain.rows, expected.rows);
         delta.done(std::to_string(round));
         delta.close();
-        CHECK_EQ(store.shard->base(), std::to_string(round));
+        CHECK_EQ(store.shard->changes().base(), std::to_string(round));
       }
     }
   }
@@ -527,8 +529,8 @@ TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
         change(2);
         base.done("exported");
       }
-      CHECK_EQ(store.shard->base(), "");
-      CHECK_EQ(store.shard->base(Purpose::kExport), "exported");
+      CHECK_EQ(store.shard->changes().base(), "");
+      CHECK_EQ(store.shard->changes().base(Purpose::kExport), "exported");
       CHECK_THROWS(Snapshot(*store.shard, 0, Snapshot::Kind::kDelta), "save all rows first");
       change(2);
       Whole saved(*store.shard);
@@ -591,7 +593,7 @@ TEST(a_delta_holds_little_more_than_what_has_changed) {
     store.shard->assign({batch.hashes(), batch.offsets()}, std::vector<float>(batch.size(), 1.0F));
   };
   assign(0, keys.size());
-  store.shard->track("base");
+  store.shard->changes().track("base");
   const auto changed = [&](const char* name) {
     Whole whole(*store.shard);
     Snapshot delta(*store.shard, 0, Snapshot::Kind::kDelta);
@@ -685,12 +687,16 @@ TEST(a_merge_refuses_rows_outside_of_their_ranges_and_sections_of_a_wrong_size) 
   Whole whole(*store.shard);
   const DirtyRanges none(store.cut);
   Bytes merged;
-  CHECK_EQ(store.shard->merge(whole.rows[0], whole.sections[0], 0, {}, none, merged), whole.rows[0]);
+  CHECK_EQ(SectionCodec(store.shard->rows()).merge(whole.rows[0], whole.sections[0], 0, {}, none, merged),
+           whole.rows[0]);
   CHECK(merged == whole.sections[0]);
-  CHECK_THROWS(store.shard->merge(0, {}, whole.rows[0], whole.sections[0], none, merged),
+  CHECK_THROWS(SectionCodec(store.shard->rows()).merge(0, {}, whole.rows[0], whole.sections[0], none, merged),
                "none of its ranges");
-  CHECK_THROWS(store.shard->merge(1, whole.sections[0], 0, {}, none, merged), "does not hold 1 rows");
-  CHECK_THROWS(store.shard->merge(0, {}, ~std::size_t{0}, whole.sections[0], none, merged), "does not hold");
+  CHECK_THROWS(SectionCodec(store.shard->rows()).merge(1, whole.sections[0], 0, {}, none, merged),
+               "does not hold 1 rows");
+  CHECK_THROWS(
+      SectionCodec(store.shard->rows()).merge(0, {}, ~std::size_t{0}, whole.sections[0], none, merged),
+      "does not hold");
 }
 
 }  // namespace

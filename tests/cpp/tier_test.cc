@@ -27,7 +27,9 @@
 #include "check.h"
 #include "endpoint/checkpoint_session.h"
 #include "shard/reductions.h"
+#include "shard/section_codec.h"
 #include "shard/snapshot.h"
+#include "shard/transform.h"
 #include "tier/storage_error.h"
 #include "tier/tier_memory.h"
 
@@ -475,14 +477,14 @@ TEST(a_snapshot_has_the_rows_of_its_moment) {
     // The changes of before are in it as well: they came after the moment of the base.
     const std::size_t base_rows = sections[s].empty() ? 0 : [&] {
       for (std::size_t rows = 0;; ++rows) {
-        if (pair.plain.section_offsets(rows).back() == sections[s].size()) {
+        if (SectionCodec(pair.plain.rows()).offsets(rows).back() == sections[s].size()) {
           return rows;
         }
       }
     }();
-    pair.plain.merge(base_rows, sections[s], piece.rows, piece.section,
-                     DirtyRanges(Slots(16), piece.ranges.bits, piece.ranges.count, piece.ranges.bytes),
-                     merged);
+    SectionCodec(pair.plain.rows())
+        .merge(base_rows, sections[s], piece.rows, piece.section,
+               DirtyRanges(Slots(16), piece.ranges.bits, piece.ranges.count, piece.ranges.bytes), merged);
     pair.plain.section(Slot{s}, now);
     CHECK(merged == now);
   }
@@ -764,13 +766,13 @@ TEST(a_change_of_all_rows_waits_for_a_save_between_slots) {
       weight *= 0.5F;
     }
   };
-  pair.tiered.with_slots(0, 16, true, [&](std::size_t first, std::size_t end) {
-    pair.tiered.transform_weights(first, end, halve);
+  pair.tiered.core().with_slots(0, 16, true, [&](std::size_t first, std::size_t end) {
+    transform_weights(pair.tiered, first, end, halve);
     changes = true;
     return true;
   });
   saver.join();
-  pair.plain.transform_weights(0, 16, halve);
+  transform_weights(pair.plain, 0, 16, halve);
   snapshot.close();
   pair.expect_equal();
 }
