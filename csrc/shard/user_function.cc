@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/units.h"
 #include "shard/shard.h"
+#include "shard/user_arrays.h"
 #include "shard/workspace.h"
 
 namespace shoal {
@@ -48,60 +49,19 @@ UserCall parsed(std::span<const double> parameters) {
   return call;
 }
 
-// The arrays of a slot, in one piece of memory: columns, row state, derived weights; then, if they may
-// change, all of that as it was, and two flags for each row.
-struct SlotArrays {
-  SlotArrays(const Rows& rows, std::size_t size, bool derives, bool writes)
-      : n(size),
-        dim(rows.dim()),
-        columns(rows.columns()),
-        row_state_at(columns * n * dim),
-        weights_at(derives ? row_state_at + (rows.has_row_state() ? n : 0) : 0),
-        floats_count(row_state_at + (rows.has_row_state() ? n : 0) + (derives ? n * dim : 0)),
-        bytes(sizeof(float) * (writes ? 2 * floats_count + 2 * n : floats_count)) {}
-
-  Block block(std::size_t first, std::size_t count) const noexcept {
-    Block block{.rows = count,
-                .dim = dim,
-                .grads = nullptr,
-                .columns = {},
-                .row_state = floats + row_state_at + first,
-                .noise = nullptr,
-                .step = 0};
-    for (std::size_t k = 0; k < columns; ++k) {
-      block.columns[k] = floats + (k * n + first) * dim;
+// Flags in `moves` the rows whose columns or row state have other bits than those `back` floats behind them.
+void mark_changed(const Rows& rows, const Block& block, std::size_t back, std::uint32_t* moves) noexcept {
+  const auto differs = [&](const float* at, std::size_t count) {
+    return std::memcmp(at, at + back, count * sizeof(float)) != 0;
+  };
+  for (std::size_t r = 0; r < block.rows; ++r) {
+    bool changed = rows.has_row_state() && differs(block.row_state + r, 1);
+    for (std::size_t k = 0; k < rows.columns() && !changed; ++k) {
+      changed = differs(block.columns[k] + r * block.dim, block.dim);
     }
-    return block;
+    moves[r] = changed ? 1U : 0U;
   }
-  float* weights() const noexcept { return floats + weights_at; }
-  float* before() const noexcept { return floats + floats_count; }
-  std::uint32_t* moves() const noexcept { return reinterpret_cast<std::uint32_t*>(before() + floats_count); }
-  std::uint32_t* finite() const noexcept { return moves() + n; }
-
-  // Flags the rows whose columns or row state have other bits than before.
-  void mark_changed(bool has_row_state) const noexcept {
-    std::fill_n(moves(), n, 0U);
-    for (std::size_t r = 0; r < n; ++r) {
-      const auto differs = [&](std::size_t at, std::size_t count) {
-        return std::memcmp(floats + at, before() + at, count * sizeof(float)) != 0;
-      };
-      bool changed = has_row_state && differs(row_state_at + r, 1);
-      for (std::size_t k = 0; k < columns && !changed; ++k) {
-        changed = differs((k * n + r) * dim, dim);
-      }
-      moves()[r] = changed ? 1U : 0U;
-    }
-  }
-
-  std::size_t n;
-  std::size_t dim;
-  std::size_t columns;
-  std::size_t row_state_at;
-  std::size_t weights_at;
-  std::size_t floats_count;
-  std::size_t bytes;
-  float* floats = nullptr;
-};
+}
 
 }  // namespace
 
@@ -176,26 +136,27 @@ std::vector<double> run_user_function(Shard& shard, bool writes, std::span<const
     if (n == 0) {
       continue;
     }
-    if (storage == nullptr || storage.use_count() != 1) {  // arrays of an earlier call are still in use
-      storage = std::make_shared<Buffer<std::byte>>();
-    }
-    SlotArrays all(core.rows, n, derives, writes);
-    all.floats = reinterpret_cast<float*>(storage->claim(all.bytes).data());
+    const std::size_t dim = core.rows.dim();
+    const std::size_t derived = derives ? n * dim : 0;
+    const std::size_t numbers = n * core.rows.floats() + derived;
+    UserArrays arrays(core.rows, n, derived + (writes ? numbers : 0));  // and a copy of all numbers
+    arrays.claim(storage);
+    float* const weights = derives ? arrays.extra() : arrays.floats();
     PrefetchCursor none;
     each_run(n, [&](std::size_t r, std::size_t count) {
-      core.rows.gather(std::span(rows).subspan(r, count), all.block(r, count), none);
+      core.rows.gather(std::span(rows).subspan(r, count), arrays.block(r, count), none);
     });
     reading.unlock();
-    const Block block = all.block(0, n);
+    const Block block = arrays.block(0, n);
     std::visit(
         [&](const auto& rule) {
           if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
-            rule.read(block, all.weights());
+            rule.read(block, weights);
           }
         },
         core.spec.optimizer.rule());
     if (writes) {
-      std::memcpy(all.before(), all.floats, all.floats_count * sizeof(float));
+      std::memcpy(arrays.floats() + numbers, arrays.floats(), numbers * sizeof(float));
     }
 
     words.clear();
@@ -206,7 +167,7 @@ std::vector<double> run_user_function(Shard& shard, bool writes, std::span<const
                             .writes = writes,
                             .hashes = hashes,
                             .block = block,
-                            .weights = all.weights(),
+                            .weights = weights,
                             .columns = core.spec.optimizer.columns(),
                             .elements = core.spec.optimizer.elements(),
                             .derives_weights = derives,
@@ -218,37 +179,37 @@ std::vector<double> run_user_function(Shard& shard, bool writes, std::span<const
       std::visit(
           [&](const auto& rule) {
             if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
-              rule.move(block, all.before() + all.weights_at, all.weights());
+              rule.move(block, weights + numbers, weights);
             }
           },
           core.spec.optimizer.rule());
-      all.mark_changed(core.rows.has_row_state());
-      std::fill_n(all.finite(), n, 1U);
+      mark_changed(core.rows, block, numbers, arrays.moves());
+      std::fill_n(arrays.finite(), n, 1U);
       if (core.spec.optimizer.elements() == Elements::kFloat32) {
-        mark_finite(all.weights(), n, all.dim, all.finite());
-        for (std::size_t k = 0; k < all.columns; ++k) {
-          mark_finite(block.columns[k], n, all.dim, all.finite());
+        mark_finite(weights, n, dim, arrays.finite());
+        for (std::size_t k = 0; k < core.rows.columns(); ++k) {
+          mark_finite(block.columns[k], n, dim, arrays.finite());
         }
       }
       if (core.rows.has_row_state()) {
-        mark_finite(block.row_state, n, 1, all.finite());
+        mark_finite(block.row_state, n, 1, arrays.finite());
       }
       std::vector<std::uint64_t> changed;
       std::uint64_t dropped = 0;
       for (std::size_t r = 0; r < n; ++r) {
-        dropped += all.finite()[r] == 0 ? 1U : 0U;
-        all.moves()[r] &= all.finite()[r];
-        if (all.moves()[r] != 0) {
+        dropped += arrays.finite()[r] == 0 ? 1U : 0U;
+        arrays.moves()[r] &= arrays.finite()[r];
+        if (arrays.moves()[r] != 0) {
           changed.push_back(hashes[r]);
         }
       }
       const std::unique_lock writing(state.lock);
       core.changes.before_change(state, changed);
       each_run(n, [&](std::size_t r, std::size_t count) {
-        Block some = all.block(r, count);
-        some.noise = work.noise;
-        fill_noise(std::span(hashes).subspan(r, count), all.dim, shared, work.noise);
-        core.rows.scatter(some, {all.moves() + r, count}, std::span(rows).subspan(r, count), none);
+        Block run = arrays.block(r, count);
+        run.noise = work.noise;
+        fill_noise(std::span(hashes).subspan(r, count), dim, shared, work.noise);
+        core.rows.scatter(run, {arrays.moves() + r, count}, std::span(rows).subspan(r, count), none);
       });
       core.counters.nonfinite_rows.fetch_add(dropped, std::memory_order_relaxed);
       words = {0, static_cast<double>(changed.size())};
