@@ -33,7 +33,8 @@ bool is_list(unsigned bits, std::size_t count) noexcept {
 
 DirtyRanges::DirtyRanges(Slots slots, unsigned bits, std::size_t count, std::span<const std::byte> saved)
     : slot_bits_(slots.bits()), bits_(bits) {
-  // The count is checked before it is multiplied, and no allocation exceeds what the length of `saved` justifies.
+  // The count is checked before it is multiplied, and no allocation exceeds what the length of `saved`
+  // justifies.
   SHOAL_CHECK(bits >= kMinBits && bits <= kMaxBits && bits + slots.bits() <= 64 &&
                   count <= std::size_t{1} << bits && saved.size() == saved_bytes(bits, count),
               std::to_string(saved.size()) + " bytes do not name " + std::to_string(count) + " ranges of " +

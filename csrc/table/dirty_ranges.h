@@ -1,15 +1,15 @@
-// DirtyRanges: a dirty bitmap over a slot's hash space: the ranges with rows changed, inserted or erased since it was
-// started.
+// DirtyRanges: a dirty bitmap over a slot's hash space: the ranges with rows changed, inserted or erased
+// since it was started.
 //
 //   range   the hashes of the slot with the same leading bits(): one of 2^bits() equal parts of the slot
 //   words   one bit per range, and about one range per row: 2/3 to 4/3 of a bit per row, at least 64 bits
 //
-// Ranges are of hashes, not of storage: rows may move, and the slot may grow. As the number of rows grows, ranges are
-// halved and every bit becomes two, so no change is lost. Without memory for that they keep their size, which costs
-// only precision: a range may be marked although most of its rows are unchanged.
+// Ranges are of hashes, not of storage: rows may move, and the slot may grow. As the number of rows grows,
+// ranges are halved and every bit becomes two, so no change is lost. Without memory for that they keep their
+// size, which costs only precision: a range may be marked although most of its rows are unchanged.
 //
-// Saved form: the ascending numbers of the marked ranges as uint32, or the words, whichever is shorter; the count
-// determines which.
+// Saved form: the ascending numbers of the marked ranges as uint32, or the words, whichever is shorter; the
+// count determines which.
 //
 // Threads: not synchronized; the slot's owner locks.
 
@@ -34,7 +34,8 @@ class DirtyRanges {
   static constexpr unsigned kMaxBits = 28;
 
   explicit DirtyRanges(Slots slots) : slot_bits_(slots.bits()), words_(1) {}
-  // Restores what save() wrote: `count` marked ranges. Throws std::invalid_argument if save() cannot have written it.
+  // Restores what save() wrote: `count` marked ranges. Throws std::invalid_argument if save() cannot have
+  // written it.
   DirtyRanges(Slots slots, unsigned bits, std::size_t count, std::span<const std::byte> saved);
 
   unsigned bits() const noexcept { return bits_; }
@@ -45,8 +46,8 @@ class DirtyRanges {
     return (words_[range / 64] >> (range % 64) & 1U) != 0;
   }
 
-  // Calls use(first, last) for every run of adjacent marked ranges, in ascending order, with the positions of its
-  // first and last hash. A position is a hash without its slot bits: hash << slots.bits().
+  // Calls use(first, last) for every run of adjacent marked ranges, in ascending order, with the positions of
+  // its first and last hash. A position is a hash without its slot bits: hash << slots.bits().
   template <class Use>
   void each_run(const Use& use) const {
     const std::size_t end = words_.size() * 64;

@@ -1,8 +1,9 @@
-// Compares all cells of a bucket with one hash: bit c of the result is set if cell c holds the hash. The bits `but` of
-// a cell, which are ones in the hash, may be zeros (SlotTable::Passed).
+// Compares all cells of a bucket with one hash: bit c of the result is set if cell c holds the hash. The bits
+// `but` of a cell, which are ones in the hash, may be zeros (PassedBits).
 //
-// A bucket is one cache line that starts with its cells. The portable version and the one with intrinsics return the
-// same bits; the version is chosen once per batch (base/simd.h explains why not by compiler flags).
+// A bucket is one cache line that starts with its cells. The portable version and the one with intrinsics
+// return the same bits; the version is chosen once per batch (base/simd.h explains why not by compiler
+// flags).
 
 #pragma once
 

@@ -1,14 +1,16 @@
-// PreImageLog: a copy-on-write log: the previous contents of the parts of a slot that changed since a snapshot began.
-// Entries have one size and are found by hash.
+// PreImageLog: a copy-on-write log: the previous contents of the parts of a slot that changed since a
+// snapshot began. Entries have one size and are found by hash.
 //
 //   numbers   a small SlotTable: hash -> number of its entry, or kNone if the hash was absent
 //   pieces    the entries, in the order of their arrival
 //
-// Algorithm. A slot keeps changing while it is saved as of one moment. Before a change, the writer stores the old
-// contents here, once per hash. The save copies the slot later and overlays the logged contents on the copy. A save
-// therefore needs memory only for what changes meanwhile, and a writer waits at most for one small copy.
+// Algorithm. A slot keeps changing while it is saved as of one moment. Before a change, the writer stores the
+// old contents here, once per hash. The save copies the slot later and overlays the logged contents on the
+// copy. A save therefore needs memory only for what changes meanwhile, and a writer waits at most for one
+// small copy.
 //
-// Entries are rows, counters of keys that wait for admission, and lines of a Bloom filter (policy/admission.h).
+// Entries are rows, counters of keys that wait for admission, and lines of a Bloom filter
+// (policy/admission.h).
 //
 // Threads: not synchronized; the slot's owner locks.
 
@@ -49,7 +51,8 @@ class PreImageLog {
 
   // All entries, in ascending order of hash.
   std::vector<Piece> entries() const;
-  // Overlays the logged rows on `now`, the rows of a copy of the table. Both `now` and the result ascend by hash.
+  // Overlays the logged rows on `now`, the rows of a copy of the table. Both `now` and the result ascend by
+  // hash.
   std::vector<SlotTable::Entry> laid_over(std::vector<SlotTable::Entry> now) const;
 
  private:

@@ -11,8 +11,8 @@ namespace shoal {
 
 // The loops over a run's hashes, specialized by payload width and by match instruction set.
 struct ProbeSteps {
-  // One hash in one line. `next` returns the following line of its probe sequence, `passed` is the bit that says
-  // whether there may be one.
+  // One hash in one line. `next` returns the following line of its probe sequence, `passed` is the bit that
+  // says whether there may be one.
   template <std::size_t kCells, std::size_t kPayload, class Match, class Next>
   static SHOAL_INLINE void read(std::uint64_t cell, std::uint32_t i, std::byte* line, std::uint64_t both,
                                 std::uint64_t passed, std::byte** at, std::uint32_t* open,
@@ -22,7 +22,7 @@ struct ProbeSteps {
     std::memcpy(&last, line + (kCells - 1) * sizeof last, sizeof last);
     const auto c = static_cast<std::size_t>(std::countr_zero(match | (1U << kCells)));
     at[i] = match != 0 ? line + kCells * sizeof(std::uint64_t) + c * kPayload : nullptr;
-    if (match == 0 && SlotTable::Passed::says(last, passed)) [[unlikely]] {
+    if (match == 0 && PassedBits::says(last, passed)) [[unlikely]] {
       open[open_count++] = i;
       at[i] = next();
       prefetch(at[i]);
@@ -35,7 +35,7 @@ struct ProbeSteps {
     std::uint32_t* const open = run.open_.data();
     const std::uint64_t* const hashes = run.hashes_;
     const std::uint64_t in_use = run.in_use_;
-    const SlotTable::Passed passed = run.passed_;
+    const PassedBits passed = run.passed_;
     const unsigned slot_bits = run.layout_->slots.bits();
     std::size_t open_count = 0;
     PrefetchCursor cursor = ahead;
@@ -54,9 +54,9 @@ struct ProbeSteps {
         std::byte* const line = at[i];
         read<kCells, kPayload, Match>(hashes[i] | in_use, static_cast<std::uint32_t>(i), line, passed.both,
                                       passed.home, at, open, open_count, [&] {
-                                        const std::uint64_t key = SlotTable::probe_key(
+                                        const std::uint64_t key = BucketLines::probe_key(
                                             hashes[i] | in_use, part.scramble, slot_bits);
-                                        return part.line(SlotTable::second(key, part.bucket(line)));
+                                        return part.line(BucketLines::second(key, part.bucket(line)));
                                       });
       }
     }
@@ -154,7 +154,7 @@ void Probe::prepare(SlotTable& table, std::size_t count) noexcept {
     }
   } else {
     for (std::size_t i = begin; i < begin + count; ++i) {
-      const std::uint64_t key = SlotTable::probe_key(hashes_[i], scramble, slot_bits);
+      const std::uint64_t key = BucketLines::probe_key(hashes_[i], scramble, slot_bits);
       at_[i] = lines + scale(key << slot_bits, buckets) * kCacheLine;
     }
   }

@@ -1,15 +1,17 @@
-// Probe: finds the rows of a run of hashes in three steps, so that the cache misses of one run overlap with the work
-// on another (group prefetching: Chen, Ailamaki, Gibbons, Mowry, ICDE 2004).
+// Probe: finds the rows of a run of hashes in three steps, so that the cache misses of one run overlap with
+// the work on another (group prefetching: Chen, Ailamaki, Gibbons, Mowry, ICDE 2004).
 //
-//   prepare   computes each hash's home line, where its probe sequence begins (table/slot_table.h); reads nothing
-//   probe     reads the home lines, and prefetches the second lines of hashes not found in a home that hashes passed
-//   resolve   follows the remaining probe sequences to their ends and turns row numbers into rows, which the caller
-//             prefetches
+//   prepare   computes each hash's home line, where its probe sequence begins (table/slot_table.h); reads
+//             nothing
+//   probe     reads the home lines, and prefetches the second lines of hashes not found in a home that hashes
+//             passed
+//   resolve   follows the remaining probe sequences to their ends and turns row numbers into rows, which the
+//             caller prefetches
 //
-// A run is a sequence of consecutive hashes of a batch. They may belong to several tables of one layout: one table's
-// part of a large batch may be a few dozen hashes, too few to keep memory busy. A table may change between two steps:
-// each step detects that rows have moved since the previous one and repeats that one. Only the run's own hashes must
-// not be inserted before it is resolved.
+// A run is a sequence of consecutive hashes of a batch. They may belong to several tables of one layout: one
+// table's part of a large batch may be a few dozen hashes, too few to keep memory busy. A table may change
+// between two steps: each step detects that rows have moved since the previous one and repeats that one. Only
+// the run's own hashes must not be inserted before it is resolved.
 //
 //   Probe a(layout), b(layout);
 //   a.start(...); a.prepare(...); b.start(...); b.prepare(...);
@@ -43,7 +45,7 @@ class Probe {
     std::uint64_t version;  // of the table when `lines` was set
     std::byte* lines;
     std::size_t buckets;
-    std::uint64_t scramble;  // SlotTable::probe_key
+    std::uint64_t scramble;  // BucketLines::probe_key
     std::size_t begin;
     std::size_t end;
     bool known;  // the caller supplied its rows
@@ -98,7 +100,7 @@ class Probe {
   bool resolved_ = false;
   const Layout* layout_;
   std::uint64_t in_use_;
-  SlotTable::Passed passed_;
+  PassedBits passed_;
   ProbeLines probe_;
   Follow follow_;
 };

@@ -1,19 +1,20 @@
-// Slab: the wide rows of one slot, by number; and Chunks, a slab allocator (Bonwick, USENIX 1994) shared by the slabs
-// of a table.
+// Slab: the wide rows of one slot, by number; and Chunks, a slab allocator (Bonwick, USENIX 1994) shared by
+// the slabs of a table.
 //
-// A slot is about a thousandth of a table, so its rows seldom fill pages of 2 MiB, and with pages of 4 KiB TLB misses
-// take half the time of a push. The slots of a table therefore share huge pages: a slab is a list of chunks of about
-// kChunkBytes, and chunks are cut from blocks of 2 MiB.
+// A slot is about a thousandth of a table, so its rows seldom fill pages of 2 MiB, and with pages of 4 KiB
+// TLB misses take half the time of a push. The slots of a table therefore share huge pages: a slab is a list
+// of chunks of about kChunkBytes, and chunks are cut from blocks of 2 MiB.
 //
 //   number    [ chunk | row in the chunk ]: a chunk has a power of two rows
 //   small     a slab that fits in one chunk is a region of its own
-//   free      a returned chunk serves the next slab. While more than an eighth of all chunks are free, the pages of a
-//             returned chunk go back to the system at once; a block whose chunks are all free always does
+//   free      a returned chunk serves the next slab. While more than an eighth of all chunks are free, the
+//             pages of a returned chunk go back to the system at once; a block whose chunks are all free
+//             always does
 //
 // Cost: half a chunk per slot, on average.
 //
-// Threads: a Slab is not synchronized, its slot's owner locks; Chunks locks its own mutex, the last in the lock
-// order.
+// Threads: a Slab is not synchronized, its slot's owner locks; Chunks locks its own mutex, the last in the
+// lock order.
 
 #pragma once
 
@@ -79,17 +80,20 @@ class Slab {
 
   // bytes() after make_room().
   std::size_t bytes_with(std::size_t rows, std::size_t likely) const noexcept;
-  // Makes room for all row numbers below `rows`; existing rows keep their bytes. A small slab gets room for `likely`
-  // rows if it stays small. Returns true if rows may have moved (a small slab's do). std::bad_alloc loses nothing.
+  // Makes room for all row numbers below `rows`; existing rows keep their bytes. A small slab gets room for
+  // `likely` rows if it stays small. Returns true if rows may have moved (a small slab's do). std::bad_alloc
+  // loses nothing.
   bool make_room(std::size_t rows, std::size_t likely);
   // Drops the rows from number `rows` on and returns chunks that hold no other rows.
   void cut(std::size_t rows) noexcept;
 
-  // Whether it is a region of its own. restore() gives an empty slab room for exactly `rows` rows of that kind.
+  // Whether it is a region of its own. restore() gives an empty slab room for exactly `rows` rows of that
+  // kind.
   bool is_small() const noexcept { return small_.bytes() != 0; }
   void restore(std::size_t rows, bool is_small);
 
-  // Makes this slab a read-only copy of another, in memory of its own that is reused from one copy to the next.
+  // Makes this slab a read-only copy of another, in memory of its own that is reused from one copy to the
+  // next.
   bool has_image_room(std::size_t bytes) const noexcept { return bytes <= small_.bytes(); }
   void make_image_room(std::size_t bytes);
   void become_image_of(const Slab& of);

@@ -1,16 +1,16 @@
-// SlotTable: the rows of one slot, in a hash table of its own: buckets of one cache line in hash order, two choices a
-// few lines apart, bounded displacement, linear overflow, backward-shift erase. slot_table.cc has the algorithm,
-// docs/decisions/0003 the alternatives. At a load of 0.77 to 0.87 a hit reads 1.14 to 1.22 lines, and a row of 8
-// bytes takes 19.5.
+// SlotTable: the rows of one slot, in a hash table of its own: buckets of one cache line in hash order, two
+// choices a few lines apart, bounded displacement, linear overflow, backward-shift erase. slot_table.cc has
+// the algorithm, docs/decisions/0003 the alternatives. At a load of 0.77 to 0.87 a hit reads 1.14 to 1.22
+// lines, and a row of 8 bytes takes 19.5.
 //
 // Invariants (verify() checks them)
 //   I1  A bucket's cells are filled from the front.
-//   I2  The slot bits of every cell are ones, but for those of last cells that say passed, and no hash occurs twice.
-//   I3  Every bucket of a hash's probe sequence before the bucket that holds the hash is full and says that it is
-//       passed.
+//   I2  The slot bits of every cell are ones, but for those of last cells that say passed, and no hash occurs
+//       twice.
+//   I3  Every bucket of a hash's probe sequence before the bucket that holds the hash is full and says that
+//       it is passed.
 //   I4  size() is the number of cells in use and at most limit(), which is below the number of cells.
-//   I5  Wide rows: the row numbers in use are distinct and below slab_end_; the slab has room for slab_end_ rows; all
-//       other numbers below slab_end_ are in the chain of free rows.
+//   I5  Those of WideRows, whose numbers in use are the payloads.
 //
 // Threads: not synchronized; the owner locks (shard/shard.h).
 
@@ -25,83 +25,61 @@
 
 #include "base/memory.h"
 #include "base/mix.h"
+#include "table/bucket_lines.h"
 #include "table/dirty_ranges.h"
 #include "table/layout.h"
-#include "table/slab.h"
+#include "table/size_classes.h"
+#include "table/wide_rows.h"
 
 namespace shoal {
 
 class SlotTable {
  public:
-  // The greatest distance of a second bucket from the home: within a page; greater values do not shorten searches.
-  static constexpr std::size_t kReach = 64;
-  // Full buckets after a hash's second one that an insert passes before the slot is scrambled. Random keys stay below
-  // it: the longest sequence among 1e8 of them was shorter than 256.
+  // Full buckets after a hash's second one that an insert passes before the slot is scrambled. Random keys
+  // stay below it: the longest sequence among 1e8 of them was shorter than 256.
   static constexpr std::size_t kLongestProbe = 256;
   struct Entry {
     std::uint64_t hash;
     const std::byte* row;
   };
 
-  // `chunks` supplies the memory of wide rows; narrow rows need none. The layout and the chunks must outlive the
-  // table.
+  // `chunks` supplies the memory of wide rows; narrow rows need none. The layout and the chunks must outlive
+  // the table.
   SlotTable(const Layout& layout, Slot slot, Chunks& chunks);
   SlotTable(const Layout& layout, Slot slot);
 
   std::size_t size() const noexcept { return size_; }
   std::size_t limit() const noexcept { return limit_; }
-  std::size_t cells() const noexcept { return buckets_ * layout_->cells; }
+  std::size_t cells() const noexcept { return lines_.cells(); }
   // Bytes of the index and the rows, in whole pages and chunks.
   std::size_t bytes() const noexcept;
 
-  // Sets rows[i] to the row of hashes[i], or null. The pointers are valid until version() changes or the table is
-  // destroyed.
+  // Sets rows[i] to the row of hashes[i], or null. The pointers are valid until version() changes or the
+  // table is destroyed.
   void find(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows);
-  // find() of one hash, and a prefetch of its home line: for callers that change the table between two hashes.
+  // find() of one hash, and a prefetch of its home line: for callers that change the table between two
+  // hashes.
   std::byte* find_one(std::uint64_t hash) const noexcept;
   void prefetch(std::uint64_t hash) const noexcept;
   // Changes whenever a row may have moved: on insert, reserve, erase and give_back.
   std::uint64_t version() const noexcept { return version_; }
 
-  // For table/probe.h: the index; the second bucket of a hash (not yet reduced modulo the number of buckets); the row
-  // of a payload. buckets() of an empty table is one empty bucket, which is never written.
+  // For table/probe.h: the index. buckets() of an empty table is one empty bucket, which is never written.
   struct Buckets {
     std::byte* lines;
     std::size_t count;
-    std::uint64_t scramble;  // for probe_key
+    std::uint64_t scramble;  // for BucketLines::probe_key
   };
   Buckets buckets() noexcept;
-  // The hash that determines a cell's buckets: the cell itself, or in a scrambled slot (scramble != 0) its image
-  // under a mix that cannot be inverted without the secret. The slot bits of the result are meaningless.
-  static std::uint64_t probe_key(std::uint64_t cell, std::uint64_t scramble, unsigned slot_bits) noexcept {
-    return scramble == 0 ? cell : mix((cell << slot_bits) ^ scramble) >> slot_bits;
-  }
-  bool is_scrambled() const noexcept { return scramble_ != 0; }
-  // The bits of a bucket's last cell that say by being zero that hashes passed it; zero if there are none.
-  struct Passed {
-    explicit Passed(Slots slots) noexcept
-        : home(slots.bits() < 3 ? 0 : std::uint64_t{1} << 62U), later(home >> 1U), both(home | later) {}
-
-    std::uint64_t home;   // from here, their home, to their second buckets
-    std::uint64_t later;  // from their second bucket or a later one to the next
-    std::uint64_t both;
-    // Whether a last cell says so. Its first bit is the one that every cell in use has.
-    static bool says(std::uint64_t last, std::uint64_t bit) noexcept {
-      constexpr std::uint64_t kInUse = std::uint64_t{1} << 63U;
-      return (last & (kInUse | bit)) == kInUse;
-    }
-  };
-  static std::size_t second(std::uint64_t cell, std::size_t home) noexcept {
-    return home + 1 + cell % kReach;  // the low bits of a hash, which do not affect its home
-  }
+  bool is_scrambled() const noexcept { return lines_.scramble != 0; }
   std::byte* row_at(std::byte* payload) const noexcept;
-  const Slab& slab() const noexcept { return slab_; }
+  const Slab& slab() const noexcept { return wide_.slab(); }
 
-  // Makes room for `more` rows; an index that must grow grows to the slot's next size class. std::bad_alloc changes
-  // nothing.
+  // Makes room for `more` rows; an index that must grow grows to the slot's next size class. std::bad_alloc
+  // changes nothing.
   bool index_has_room(std::size_t more) const noexcept { return size_ + more <= limit_; }
   bool has_room(std::size_t more) const noexcept {
-    return index_has_room(more) && (layout_->narrow || slab_end_ + more <= slab_.rows() + slab_holes_);
+    return index_has_room(more) && (lines_.layout->narrow || wide_.has_room(more));
   }
   void make_room(std::size_t more);
   // bytes() after make_room(more), or with `exactly` after reserve(size() + more).
@@ -111,18 +89,19 @@ class SlotTable {
 
   // Inserts a hash that is absent and returns its row, whose bytes are unspecified. Requires has_room(1).
   std::byte* insert(std::uint64_t hash) noexcept;
-  // Inserts the hashes whose rows[i] is null and sets rows[i], as find() would if version() has not changed. Calls
-  // start(i, row), which writes the row, after each insert: later ones may move it. Requires has_room() for them.
+  // Inserts the hashes whose rows[i] is null and sets rows[i], as find() would if version() has not changed.
+  // Calls start(i, row), which writes the row, after each insert: later ones may move it. Requires has_room()
+  // for them.
   template <class Start>
   void insert_missing(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows, const Start& start);
 
-  // Returns false if the hash is absent. Call give_back() after the erases of a batch: it returns memory to the
-  // system if much of it is free, or with `all` as much as possible.
+  // Returns false if the hash is absent. Call give_back() after the erases of a batch: it returns memory to
+  // the system if much of it is free, or with `all` as much as possible.
   bool erase(std::uint64_t hash) noexcept;
   void give_back(bool all = false);
 
-  // Takes over the rows of another table of the same slot, which is empty afterwards; the present rows are dropped.
-  // Rows that were found before count as moved.
+  // Takes over the rows of another table of the same slot, which is empty afterwards; the present rows are
+  // dropped. Rows that were found before count as moved.
   void replace_with(SlotTable& other) noexcept;
   // Drops all rows and returns their memory.
   void clear() noexcept;
@@ -134,65 +113,66 @@ class SlotTable {
     std::uint64_t slab_end = 0;
     bool slab_is_small = false;
   };
-  Capacity capacity() const noexcept { return {buckets_, slab_.rows(), slab_end_, slab_.is_small()}; }
-  // Makes an empty table equal to one of `rows` rows that had this capacity: begin_restore(), the inserts in ascending
-  // order of hash, finish_restore(). std::invalid_argument if no table of so many rows has it.
+  Capacity capacity() const noexcept { return {lines_.count, slab().rows(), wide_.end(), slab().is_small()}; }
+  // Makes an empty table equal to one of `rows` rows that had this capacity: begin_restore(), the inserts in
+  // ascending order of hash, finish_restore(). std::invalid_argument if no table of so many rows has it.
   void begin_restore(const Capacity& capacity, std::size_t rows);
   void finish_restore(const Capacity& capacity) noexcept;
 
   // All rows in ascending order of hash.
   std::vector<Entry> entries() const;
 
-  // Makes this table a copy of another, for entries() and each_row() only. The bytes are copied as they are, into
-  // memory that is reused from one copy to the next. If has_image_room(), nothing is allocated but a list of chunks.
+  // Makes this table a copy of another, for entries() and each_row() only. The bytes are copied as they are,
+  // into memory that is reused from one copy to the next. If has_image_room(), nothing is allocated but a
+  // list of chunks.
   struct ImageBytes {
     std::size_t index;
     std::size_t slab;
   };
-  ImageBytes image_bytes() const noexcept { return {buckets_ * kCacheLine, slab_.bytes()}; }
+  ImageBytes image_bytes() const noexcept { return {lines_.count * kCacheLine, slab().bytes()}; }
   bool has_image_room(const ImageBytes& bytes) const noexcept;
   void make_image_room(const ImageBytes& bytes);
   void become_image_of(const SlotTable& of);
 
-  // Calls use(hash, row) for all rows, in unspecified order; allocates nothing. Rows may be changed, the table may
-  // not.
+  // Calls use(hash, row) for all rows, in unspecified order; allocates nothing. Rows may be changed, the
+  // table may not.
   template <class Use>
   void each_row(const Use& use) const {
-    for (std::size_t b = 0; b < buckets_; ++b) {
-      for (std::size_t c = 0; c < layout_->cells && cell(b, c) != 0; ++c) {
-        use((cell(b, c) & ~in_use_) | first_hash_, row_at(payload(b, c)));
+    for (std::size_t b = 0; b < lines_.count; ++b) {
+      for (std::size_t c = 0; c < lines_.layout->cells && cell(b, c) != 0; ++c) {
+        use((cell(b, c) & ~in_use_) | first_hash_, row_at(lines_.payload(b, c)));
       }
     }
   }
 
-  // Calls use(hash, row) for the rows whose hashes lie in the ranges, in unspecified order; allocates nothing. Visits
-  // only the buckets that may hold such rows, and the first kReach, which probe sequences reach that wrap around the
-  // end.
+  // Calls use(hash, row) for the rows whose hashes lie in the ranges, in unspecified order; allocates
+  // nothing. Visits only the buckets that may hold such rows, and the first BucketLines::kReach, which probe
+  // sequences reach that wrap around the end.
   template <class Use>
   void each_row_in(const DirtyRanges& ranges, const Use& use) const {
     std::size_t next = 0;  // all buckets before this one have been visited, or need not be
     const auto walk = [&](std::size_t first, std::size_t far) {
       std::size_t b = std::max(first, next);
-      for (; b < buckets_ && (b <= far || full(b - 1)); ++b) {
-        for (std::size_t c = 0; c < layout_->cells; ++c) {  // no branch on empty cells
+      for (; b < lines_.count && (b <= far || lines_.full(b - 1)); ++b) {
+        for (std::size_t c = 0; c < lines_.layout->cells; ++c) {  // no branch on empty cells
           const std::uint64_t hash = (cell(b, c) & ~in_use_) | first_hash_;
           if (ranges.has(hash) && cell(b, c) != 0) [[unlikely]] {
-            use(hash, static_cast<const std::byte*>(row_at(payload(b, c))));
+            use(hash, static_cast<const std::byte*>(row_at(lines_.payload(b, c))));
           }
         }
       }
       next = std::max(next, b);
     };
     if (ranges.any()) {
-      walk(0, is_scrambled() ? buckets_ : kReach - 1);
+      walk(0, is_scrambled() ? lines_.count : BucketLines::kReach - 1);
     }
     ranges.each_run([&](std::uint64_t first, std::uint64_t last) {
-      walk(scale(first, buckets_), scale(last, buckets_) + kReach);
+      walk(scale(first, lines_.count), scale(last, lines_.count) + BucketLines::kReach);
     });
   }
 
-  // Cost of growing: the number of times the index grew, the time to obtain its memory, the time to move its cells,
-  // and the longest single move.
+  // Cost of growing: the number of times the index grew, the time to obtain its memory, the time to move its
+  // cells, and the longest single move.
   struct Growth {
     std::uint64_t times = 0;
     std::uint64_t memory_ns = 0;
@@ -206,37 +186,18 @@ class SlotTable {
 
  private:
   std::uint64_t cell_of(std::uint64_t hash) const noexcept { return hash | in_use_; }
-  std::uint64_t probe_key(std::uint64_t cell) const noexcept {
-    return probe_key(cell, scramble_, layout_->slots.bits());
-  }
-  std::size_t home(std::uint64_t cell) const noexcept;
-  std::size_t second_of(std::uint64_t cell, std::size_t home) const noexcept;
-  std::byte* bucket(std::size_t b) const noexcept;
-  std::byte* payload(std::size_t b, std::size_t c) const noexcept;
   std::byte* payload_of(std::uint64_t wanted) const noexcept;       // null if absent
   std::uint64_t cell(std::size_t b, std::size_t c) const noexcept;  // its slot bits are ones; 0 if empty
-  std::uint64_t stored_cell(std::size_t b, std::size_t c) const noexcept;
-  std::uint64_t last_cell(std::size_t b) const noexcept { return stored_cell(b, layout_->cells - 1); }
-  void copy_payload(std::byte* to, const std::byte* from) const noexcept;
-  std::size_t filled(std::size_t b) const noexcept;  // cells in use
-  bool full(std::size_t b) const noexcept;
   // Whether the probe sequence of a hash whose home (or another bucket) is b may go on after b.
   bool is_passed(std::size_t b, bool at_home) const noexcept {
-    return Passed::says(last_cell(b), at_home ? passed_.home : passed_.later);
+    return PassedBits::says(lines_.last_cell(b), at_home ? passed_.home : passed_.later);
   }
-  void set_passed(std::size_t b, std::uint64_t bits) noexcept;  // of a full bucket
-  std::size_t after(std::size_t b) const noexcept { return b + 1 == buckets_ ? 0 : b + 1; }
-  // Number of buckets from `from` up to `to`, cyclically.
-  std::size_t distance(std::size_t from, std::size_t to) const noexcept {
-    return to >= from ? to - from : to + buckets_ - from;
-  }
-  bool on_probe_sequence(std::uint64_t cell, std::size_t stands, std::size_t b) const noexcept;
 
   // Stores `cell` and returns its payload.
   std::byte* place_cell(std::uint64_t cell) noexcept;
   std::byte* take_cell(std::size_t b, std::size_t c, std::uint64_t cell) noexcept;
-  // Frees a cell of the full bucket b by moving its hash to that hash's second bucket, and returns the cell's number;
-  // layout_->cells if no hash can be moved.
+  // Frees a cell of the full bucket b by moving its hash to that hash's second bucket, and returns the cell's
+  // number; lines_.layout->cells if no hash can be moved.
   std::size_t free_by_moving(std::size_t b) noexcept;
   // Prefetches the lines that free_by_moving(b) reads.
   void prefetch_seconds(std::size_t b) const noexcept;
@@ -254,37 +215,24 @@ class SlotTable {
   std::pair<std::size_t, std::size_t> one_that_passed(std::size_t b) const noexcept;
   void close_gap(std::size_t b, std::uint64_t last) noexcept;  // `last` is the last cell that b had
 
-  std::size_t size_class_above(std::size_t rows) const noexcept;
-  std::size_t buckets_for(std::size_t rows) const noexcept;
+  std::size_t buckets_for(std::size_t rows) const noexcept {
+    return classes_.buckets_for(rows, lines_.layout->cells);
+  }
   void set_buckets(std::size_t buckets) noexcept;
-  std::size_t limit_of(std::size_t buckets) const noexcept;
+  void compact_wide_rows();
 
-  std::uint32_t take_row() noexcept;
-  void free_row(std::uint32_t number) noexcept;
-  void compact_slab();
-  void make_slab_room(std::size_t more);
-
-  static constexpr std::uint32_t kNoRow = ~std::uint32_t{0};
-
-  // The members that a search needs come first, in one cache line: a batch brings a few dozen hashes to a slot whose
-  // members are not cached.
-  const Layout* layout_;
-  Region index_;
-  std::size_t buckets_ = 0;
-  std::uint64_t scramble_ = 0;  // 0: not scrambled
+  // The members that a search needs come first, in one cache line: a batch brings a few dozen hashes to a
+  // slot whose members are not cached.
+  BucketLines lines_;
   std::uint64_t version_ = 0;
   std::size_t size_ = 0;
   std::size_t limit_ = 0;
   std::uint64_t in_use_;  // the slot bits, all ones
-  Passed passed_;
+  PassedBits passed_;
   std::uint64_t first_hash_;  // the slot bits of its hashes
-  double load_limit_;
+  SizeClasses classes_;
   bool probed_far_ = false;  // an insert passed kLongestProbe buckets
-  double phase_;             // shift of the slot's size classes, in [0, 1) classes
-  Slab slab_;
-  std::uint32_t slab_end_ = 0;        // row numbers below this are in use or free
-  std::uint32_t slab_free_ = kNoRow;  // first of the chain of free rows
-  std::uint32_t slab_holes_ = 0;      // its length
+  WideRows wide_;
   Growth growth_;
 };
 

@@ -15,58 +15,17 @@
 
 namespace shoal {
 
-inline std::size_t SlotTable::home(std::uint64_t cell) const noexcept {
-  return scale(probe_key(cell) << layout_->slots.bits(), buckets_);
-}
-
-inline std::size_t SlotTable::second_of(std::uint64_t cell, std::size_t home) const noexcept {
-  const std::size_t b = second(probe_key(cell), home);
-  return b < buckets_ ? b : b % buckets_;
-}
-
-inline std::byte* SlotTable::bucket(std::size_t b) const noexcept {
-  return const_cast<std::byte*>(index_.data()) + b * kCacheLine;
-}
-
-inline std::byte* SlotTable::payload(std::size_t b, std::size_t c) const noexcept {
-  return bucket(b) + layout_->cells * sizeof(std::uint64_t) + c * layout_->payload_bytes;
-}
-
-inline std::uint64_t SlotTable::stored_cell(std::size_t b, std::size_t c) const noexcept {
-  return load<std::uint64_t>(bucket(b) + c * sizeof(std::uint64_t));
-}
-
 inline std::uint64_t SlotTable::cell(std::size_t b, std::size_t c) const noexcept {
-  const std::uint64_t stored = stored_cell(b, c);
+  const std::uint64_t stored = lines_.cell(b, c);
   return stored | (stored == 0 ? 0 : passed_.both);
 }
 
-inline void SlotTable::set_passed(std::size_t b, std::uint64_t bits) noexcept {
-  store(bucket(b) + (layout_->cells - 1) * sizeof bits, last_cell(b) & ~bits);
-}
-
-inline void SlotTable::copy_payload(std::byte* to, const std::byte* from) const noexcept {
-  with_payload_bytes(*layout_, [&]<std::size_t kBytes>(std::integral_constant<std::size_t, kBytes>) {
-    store(to, load<std::array<std::byte, kBytes>>(from));  // one or two instructions
-  });
-}
-
-inline std::size_t SlotTable::filled(std::size_t b) const noexcept {
-  std::size_t n = 0;
-  for (std::size_t c = 0; c < layout_->cells; ++c) {  // no early exit: the number is unpredictable
-    n += stored_cell(b, c) != 0 ? 1U : 0U;
-  }
-  return n;
-}
-
-inline bool SlotTable::full(std::size_t b) const noexcept { return last_cell(b) != 0; }
-
 inline std::byte* SlotTable::row_at(std::byte* payload) const noexcept {
-  return layout_->narrow ? payload : slab_.row(load<std::uint32_t>(payload));
+  return lines_.layout->narrow ? payload : wide_.row(load<std::uint32_t>(payload));
 }
 
-// In rounds, so that the cache misses of many hashes overlap: homes that are not full, then second buckets, then the
-// rest, for which other cells move. Without branches on what is full, which could not be predicted.
+// In rounds, so that the cache misses of many hashes overlap: homes that are not full, then second buckets,
+// then the rest, for which other cells move. Without branches on what is full, which could not be predicted.
 template <class Start>
 void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows,
                                const Start& start) {
@@ -84,7 +43,7 @@ void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<
       std::size_t rest = 0;
       for (std::size_t k = 0; k < open_count; ++k) {
         const std::size_t i = open[k];
-        const bool is_full = full(bucket_of(cell_of(hashes[i])));
+        const bool is_full = lines_.full(bucket_of(cell_of(hashes[i])));
         fits[fits_count] = i;
         fits_count += is_full ? 0U : 1U;
         open[rest] = i;
@@ -97,23 +56,23 @@ void SlotTable::insert_missing(std::span<const std::uint64_t> hashes, std::span<
         const std::size_t i = fits[k];
         const std::uint64_t cell = cell_of(hashes[i]);
         const std::size_t b = bucket_of(cell);
-        if (full(b)) [[unlikely]] {  // by now
+        if (lines_.full(b)) [[unlikely]] {  // by now
           open[rest++] = i;
         } else {
-          if (const std::size_t at_first = home(cell); b != at_first) {
-            set_passed(at_first, passed_.home);
+          if (const std::size_t at_first = lines_.home(cell); b != at_first) {
+            lines_.set_passed(at_first, passed_.home);
           }
-          rows[i] = new_row(take_cell(b, filled(b), cell));
+          rows[i] = new_row(take_cell(b, lines_.filled(b), cell));
           ++size_;
           start(i, rows[i]);
         }
       }
       open_count = rest;
     };
-    const auto first_of = [&](std::uint64_t cell) { return home(cell); };
-    const auto other_of = [&](std::uint64_t cell) { return second_of(cell, home(cell)); };
-    insert_into(first_of, [&](std::uint64_t cell) { shoal::prefetch(bucket(other_of(cell))); });
-    insert_into(other_of, [&](std::uint64_t cell) { prefetch_seconds(home(cell)); });
+    const auto first_of = [&](std::uint64_t cell) { return lines_.home(cell); };
+    const auto other_of = [&](std::uint64_t cell) { return lines_.second_of(cell, lines_.home(cell)); };
+    insert_into(first_of, [&](std::uint64_t cell) { shoal::prefetch(lines_.bucket(other_of(cell))); });
+    insert_into(other_of, [&](std::uint64_t cell) { prefetch_seconds(lines_.home(cell)); });
     for (std::size_t k = 0; k < open_count; ++k) {
       rows[open[k]] = insert(hashes[open[k]]);
       start(open[k], rows[open[k]]);

@@ -447,7 +447,7 @@ TEST(verify_names_a_passed_bucket_that_does_not_say_so) {
   CHECK_EQ(table.verify(), 0);
   std::uint64_t last = 0;
   std::memcpy(&last, line + 24, 8);
-  CHECK(SlotTable::Passed::says(last, SlotTable::Passed(Slots(8)).home));
+  CHECK(PassedBits::says(last, PassedBits(Slots(8)).home));
   last = (kFirst + 3) | 0xe000000000000000U;
   std::memcpy(line + 24, &last, 8);
   CHECK_EQ(table.verify(), 3);
