@@ -1,11 +1,13 @@
-// Heat: which hashes of a slot were used again while their rows were in memory (counters as in TinyLFU: Einziger, Friedman, Manes, ACM ToS
-// 2017, with one row of counters).
+// Heat: which hashes of a slot were used again while their rows were in memory (counters as in TinyLFU:
+// Einziger, Friedman, Manes, ACM ToS 2017, with one row of counters).
 //
-//   counter   4 bits, that stop at 15; the hash without its slot bits, scaled to their number, chooses one: a batch in hash order goes
-//             through them front to back
-//   add       a pull that finds a row in memory adds 2, a change 1, and what brings or creates a row nothing: a row that a step has pulled
-//             and pushed once has 1, and 4 after the next one. Nothing is added while memory is far from its limit
-//   hot       from kHot on. Cold rows share counters: with eight counters for a row, few cold rows reach it together
+//   counter   4 bits, that stop at 15; the hash without its slot bits, scaled to their number, chooses one: a
+//             batch in hash order goes through them front to back
+//   add       a pull that finds a row in memory adds 2, a change 1, and what brings or creates a row nothing:
+//             a row that a step has pulled and pushed once has 1, and 4 after the next one. Nothing is added
+//             while memory is far from its limit
+//   hot       from kHot on. Cold rows share counters: with eight counters for a row, few cold rows reach it
+//             together
 //
 // Threads: not synchronized.
 

@@ -1,10 +1,12 @@
-// KeyFilter: which hashes a run may hold: a Bloom filter (Bloom, CACM 1970), blocked by cache line (Putze, Sanders, Singler, WEA 2007).
+// KeyFilter: which hashes a run may hold: a Bloom filter (Bloom, CACM 1970), blocked by cache line (Putze,
+// Sanders, Singler, WEA 2007).
 //
-//   block   512 bits; the hash without its slot bits, scaled to the number of blocks, chooses one: a batch in hash order reads the
-//           filter front to back
+//   block   512 bits; the hash without its slot bits, scaled to the number of blocks, chooses one: a batch in
+//           hash order reads the filter front to back
 //   bits    kBits of a block, from nine bits each of a second mix of the hash
 //
-// 10 bits for each hash; of absent hashes it takes 1.3 % for present, because blocks fill unevenly (a filter that is not blocked: 0.8 %).
+// 10 bits for each hash; of absent hashes it takes 1.3 % for present, because blocks fill unevenly (a filter
+// that is not blocked: 0.8 %).
 //
 // Threads: not synchronized.
 

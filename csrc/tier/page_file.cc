@@ -95,8 +95,9 @@ std::uint32_t PageFile::allocate() {
   return chunk;
 }
 
-// A file whose chunks are written a page or two at a time has as many extents, which a file system takes seconds to free: ext4
-// 2 to 4 s for 64 MiB, also when the process was killed, and its ports stay open so long.
+// A file whose chunks are written a page or two at a time has as many extents, which a file system takes
+// seconds to free: ext4 2 to 4 s for 64 MiB, also when the process was killed, and its ports stay open so
+// long.
 void PageFile::extend() noexcept {
   alignas(kPage) static const std::array<std::byte, kChunkBytes> zeros{};
   static constexpr std::size_t kPieces = kExtendBytes / kChunkBytes;

@@ -1,10 +1,12 @@
-// PageFile: the file of a tier: pages of one size, in chunks that are allocated and freed (a slab allocator over a file).
+// PageFile: the file of a tier: pages of one size, in chunks that are allocated and freed (a slab allocator
+// over a file).
 //
-//   file    without a name, in a directory of the user's (O_TMPFILE): the system removes it with the process, however that ends, so
-//           no run of the program ever reads what another one has left
-//   chunk   kChunkBytes of adjacent pages, or one page if that is larger; the free one nearest to the front is used first, and the file
-//           ends with its last chunk in use
-//   reads   of whole pages, around the page cache where the file system can (O_DIRECT), many in flight (tier/read_queue.h)
+//   file    without a name, in a directory of the user's (O_TMPFILE): the system removes it with the process,
+//           however that ends, so no run of the program ever reads what another one has left
+//   chunk   kChunkBytes of adjacent pages, or one page if that is larger; the free one nearest to the front
+//           is used first, and the file ends with its last chunk in use
+//   reads   of whole pages, around the page cache where the file system can (O_DIRECT), many in flight
+//           (tier/read_queue.h)
 //
 // Nothing is synced: after a power failure there is no process that would read it.
 //

@@ -45,7 +45,7 @@ std::size_t ReadAhead::bytes() const noexcept {
   return bytes;
 }
 
-// --- requests ---------------------------------------------------------------------------------------------------
+// --- requests ----------------------------------------------------------------------------------------------
 
 std::unique_ptr<ReadAhead::Request> ReadAhead::prepare(std::span<const std::uint64_t> misses) {
   auto added = std::make_unique<Request>();
@@ -119,7 +119,7 @@ void ReadAhead::trim() noexcept {
   });
 }
 
-// --- the thread -------------------------------------------------------------------------------------------------
+// --- the thread --------------------------------------------------------------------------------------------
 
 void ReadAhead::serve() noexcept {
   const auto unread = [this] {
@@ -179,7 +179,7 @@ void ReadAhead::wait_for(const Request& request) {
   }
 }
 
-// --- what was read ----------------------------------------------------------------------------------------------
+// --- what was read -----------------------------------------------------------------------------------------
 
 ReadAhead::Taken ReadAhead::take(std::span<const std::uint64_t> misses) {
   Taken taken{.rows = {}, .left = {misses.begin(), misses.end()}};

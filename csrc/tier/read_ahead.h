@@ -1,20 +1,23 @@
-// ReadAhead: rows of calls to come, read by a thread of their own while other calls are computed. They are kept outside the table, so
-// they are not evicted before they are used.
+// ReadAhead: rows of calls to come, read by a thread of their own while other calls are computed. They are
+// kept outside the table, so they are not evicted before they are used.
 //
-//   request   the rows of one call that are on disk: ascending hashes, and their runs. Neither a hash that an earlier request has, nor
-//             one for which there is no room, is added
-//   thread    reads the pages of the oldest request that it has not read, and keeps the rows, or that they are absent
-//   take      a call that misses a row takes it from the request; it waits while the request is being read, so no page is read twice
-//   runs      a merge replaces the run of a slot. Rows that were not in memory are the same in the new one, so they stay valid, and
-//             the others are marked as used. The old run is kept until the requests that refer to it have been read
+//   request   the rows of one call that are on disk: ascending hashes, and their runs. Neither a hash that an
+//             earlier request has, nor one for which there is no room, is added
+//   thread    reads the pages of the oldest request that it has not read, and keeps the rows, or that they
+//             are absent
+//   take      a call that misses a row takes it from the request; it waits while the request is being read,
+//             so no page is read twice
+//   runs      a merge replaces the run of a slot. Rows that were not in memory are the same in the new one,
+//             so they stay valid, and the others are marked as used. The old run is kept until the requests
+//             that refer to it have been read
 //
 // A page that cannot be read is left to the call that needs it, which reads it again and reports the error.
 //
-// Memory: at most `bytes`, in kMost requests, and the reader that the thread borrows meanwhile. A request is removed when all its
-// rows were used, or when kMost other calls were announced after it.
+// Memory: at most `bytes`, in kMost requests, and the reader that the thread borrows meanwhile. A request is
+// removed when all its rows were used, or when kMost other calls were announced after it.
 //
-// Threads: the caller's lock guards everything but take(), merged() and forget(), which may be called at the same time for different
-// slots. The thread starts with the first request.
+// Threads: the caller's lock guards everything but take(), merged() and forget(), which may be called at the
+// same time for different slots. The thread starts with the first request.
 
 #pragma once
 
@@ -72,13 +75,15 @@ class ReadAhead {
   // Removes requests that are of no more use.
   void trim() noexcept;
 
-  // The slot has another run than `from`, in which the rows in memory, and the erased ones, may differ; both ascend.
+  // The slot has another run than `from`, in which the rows in memory, and the erased ones, may differ; both
+  // ascend.
   void merged(std::size_t place, std::unique_ptr<Run> from, std::span<const SlotTable::Entry> entries,
               std::span<const std::uint64_t> erased) noexcept;
   // The slot has no run any more.
   void forget(std::size_t place, std::unique_ptr<Run> from) noexcept;
 
-  // The row of a hash that was read ahead and not used; null if there is none. For tests: waits for the thread.
+  // The row of a hash that was read ahead and not used; null if there is none. For tests: waits for the
+  // thread.
   const std::byte* find(std::size_t place, std::uint64_t hash);
 
  private:
@@ -103,7 +108,8 @@ class ReadAhead {
     std::size_t bytes() const noexcept;
     Piece* piece(std::size_t place) noexcept;
   };
-  // Guarded by `mutex`, but for the contents of requests. A forked child leaves it alone: the lock may never be released there.
+  // Guarded by `mutex`, but for the contents of requests. A forked child leaves it alone: the lock may never
+  // be released there.
   struct Shared {
     Mutex mutex;
     CondVar wake;

@@ -43,8 +43,8 @@ int read_fully(int file, const ReadQueue::Read& read, std::size_t done = 0) noex
 
 #ifdef SHOAL_IO_URING
 
-// The two rings that a thread shares with the kernel (Axboe, "Efficient IO with io_uring", 2019): entries are submitted at the tail of
-// the first, and completions taken from the head of the second.
+// The two rings that a thread shares with the kernel (Axboe, "Efficient IO with io_uring", 2019): entries are
+// submitted at the tail of the first, and completions taken from the head of the second.
 class ReadQueue::Ring {
  public:
   // Null if the kernel has none for this process.

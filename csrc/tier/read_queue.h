@@ -1,8 +1,8 @@
 // ReadQueue: reads of a file, many in flight at a time, from one thread.
 //
-// Why. A disk answers random reads of 4 KiB in about 100 us, and only with dozens of them in flight does it answer as many in a second
-// as it can. io_uring keeps them in flight with a system call for several reads; a thread for each read in flight would cost two
-// context switches for each.
+// Why. A disk answers random reads of 4 KiB in about 100 us, and only with dozens of them in flight does it
+// answer as many in a second as it can. io_uring keeps them in flight with a system call for several reads; a
+// thread for each read in flight would cost two context switches for each.
 //
 //   io_uring   where the kernel has it and lets this process use it
 //   threads    elsewhere: kThreads threads, each in a pread (base/threads.h)
@@ -40,8 +40,9 @@ class ReadQueue {
 
   bool is_async() const noexcept { return ring_ != nullptr; }
 
-  // Completes all reads, and calls use(i) in this thread for each one that is complete, in any order. Returns 0, or the error
-  // number of one that failed: ENODATA if the file ends before it. When it returns or throws, no read is in flight.
+  // Completes all reads, and calls use(i) in this thread for each one that is complete, in any order. Returns
+  // 0, or the error number of one that failed: ENODATA if the file ends before it. When it returns or throws,
+  // no read is in flight.
   int run(int file, std::span<const Read> reads, const std::function<void(std::size_t)>& use);
 
  private:

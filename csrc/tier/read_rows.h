@@ -19,9 +19,10 @@ class RowReads {
 
   std::uint64_t pages_read() const noexcept { return pages_read_; }
 
-  // Reads as many pages as fit in memory, for ascending hashes from number `next` on; returns the number of the first hash that is left.
-  // run_of(i) is the run of hash i. Calls use(i, row), while other pages are being read, in any order, with null if the run has
-  // no such row. Throws TierStorageError and TierCorruptionError, and what `use` throws.
+  // Reads as many pages as fit in memory, for ascending hashes from number `next` on; returns the number of
+  // the first hash that is left. run_of(i) is the run of hash i. Calls use(i, row), while other pages are
+  // being read, in any order, with null if the run has no such row. Throws TierStorageError and
+  // TierCorruptionError, and what `use` throws.
   template <class RunOf, class Use>
   std::size_t read(std::span<const std::uint64_t> hashes, std::size_t next, const RunOf& run_of,
                    const Use& use) {

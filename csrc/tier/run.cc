@@ -107,7 +107,7 @@ const std::byte* Run::find(const std::byte* page, std::uint64_t hash) const noex
              : hashes + rows * sizeof hash + begin * shape_.row_bytes;
 }
 
-// --- writing ----------------------------------------------------------------------------------------------------
+// --- writing -----------------------------------------------------------------------------------------------
 
 RunWriter::RunWriter(PageFile& file, const PageShape& shape, Slots slots, Slot slot, std::size_t rows)
     : file_(file),
@@ -184,7 +184,7 @@ std::unique_ptr<Run> RunWriter::finish() {
   return std::move(run_);
 }
 
-// --- reading ----------------------------------------------------------------------------------------------------
+// --- reading -----------------------------------------------------------------------------------------------
 
 RunReader::RunReader(const Run& run) : run_(run), memory_(run.file_.lend()), left_(run.rows() + 1) { next(); }
 

@@ -1,11 +1,12 @@
-// Run: the rows of one slot on disk, immutable, in ascending order of hash (a sorted run of a log-structured merge tree, with one run a
-// slot).
+// Run: the rows of one slot on disk, immutable, in ascending order of hash (a sorted run of a log-structured
+// merge tree, with one run a slot).
 //
 //   page     [ crc32c u32 | rows u32 | hashes, 8 bytes each | rows, as a table keeps them | zeros ]
-//            The checksum covers the rest of the page, the number of its run and its own: a flipped bit, a torn page and a page of an
-//            older run in the same place are all found
-//   fence    the first hash of each page. Hashes are uniform, so a hash's part of the slot predicts its page, and the fences correct
-//            the prediction: a row is read with one read, and no index of keys is in memory
+//            The checksum covers the rest of the page, the number of its run and its own: a flipped bit, a
+//            torn page and a page of an older run in the same place are all found
+//   fence    the first hash of each page. Hashes are uniform, so a hash's part of the slot predicts its page,
+//            and the fences correct the prediction: a row is read with one read, and no index of keys is in
+//            memory
 //   filter   answers most absent hashes without a read (tier/key_filter.h)
 //
 // In memory: 10 bits for each row and 8 bytes for each page.

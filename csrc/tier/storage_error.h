@@ -1,4 +1,5 @@
-// What a tier throws when its disk fails. Rows in memory are consistent afterwards, and the call has changed nothing else.
+// What a tier throws when its disk fails. Rows in memory are consistent afterwards, and the call has changed
+// nothing else.
 
 #pragma once
 

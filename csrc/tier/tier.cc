@@ -1,19 +1,21 @@
-//   bring    finds the batch's rows in memory; those absent there, and present by their run's filter, are read, each
-//            with one read of a page, many at a time
-//   evict    before that, if memory would not suffice: a hand goes around the slots. Of a slot it keeps the rows that
-//            are used often and drops the others; if some row of the slot has changed, all its rows in memory are
-//            first merged with its run into a new one that replaces the old in one assignment. The hand leaves slots
-//            to fill up while it goes around, so a merge of a whole run is shared by many changed rows
+//   bring    finds the batch's rows in memory; those absent there, and present by their run's filter, are
+//            read, each with one read of a page, many at a time
+//   evict    before that, if memory would not suffice: a hand goes around the slots. Of a slot it keeps the
+//            rows that are used often and drops the others; if some row of the slot has changed, all its rows
+//            in memory are first merged with its run into a new one that replaces the old in one assignment.
+//            The hand leaves slots to fill up while it goes around, so a merge of a whole run is shared by
+//            many changed rows
 //   ahead    rows of calls to come are read meanwhile, where they are known (tier/read_ahead.h)
-//   clean    a thread evicts between calls, slot by slot, so that the next call finds as much memory free as the last
-//            ones needed. It spares the rows of the last calls, and gives way to a call that waits: this waits for
-//            the merge of one slot at most
+//   clean    a thread evicts between calls, slot by slot, so that the next call finds as much memory free as
+//            the last ones needed. It spares the rows of the last calls, and gives way to a call that waits:
+//            this waits for the merge of one slot at most
 //   heat     counters that say which rows were used again (tier/heat.h), halved when the hand passes
-//   whole    functions of all rows bring in one slot at a time, all of it, and then drop what they have brought
+//   whole    functions of all rows bring in one slot at a time, all of it, and then drop what they have
+//            brought
 //
-// Memory: rows, index, filters, fences and heat are at most `memory` bytes; besides, working memory of 4 MiB a
-// thread, an eighth of `memory` for rows that are read ahead, one slot during a function of all rows, and what a save
-// must keep.
+// Memory: rows, index, filters, fences and heat are at most `memory` bytes; besides, working memory of 4 MiB
+// a thread, an eighth of `memory` for rows that are read ahead, one slot during a function of all rows, and
+// what a save must keep.
 
 #include "tier/tier.h"
 
@@ -148,7 +150,7 @@ void Tier::note(std::size_t place) noexcept {
   memory_used_ += now - std::exchange(slots_[place].noted, now);
 }
 
-// --- rows of a batch --------------------------------------------------------------------------------------------
+// --- rows of a batch ---------------------------------------------------------------------------------------
 
 Tier::Found Tier::look_up(const SlotSlices& batch, RowLocations& locations, std::size_t first,
                           std::size_t end, Use use, std::span<std::size_t> needed) {
@@ -283,7 +285,7 @@ void Tier::prefetch(const SlotSlices& batch, RowLocations* locations) {
   ahead_.request(misses, [&](std::size_t place) -> const Run& { return *slots_[place].run; });
 }
 
-// --- between calls ----------------------------------------------------------------------------------------------
+// --- between calls -----------------------------------------------------------------------------------------
 
 void Tier::wake_cleaner() noexcept {
   if (cleaner_ == nullptr || memory_used_ + needed_ <= memory()) {
@@ -364,7 +366,7 @@ void Tier::before_erase(const SlotSlices& batch) {
   }
 }
 
-// --- memory -----------------------------------------------------------------------------------------------------
+// --- memory ------------------------------------------------------------------------------------------------
 
 void Tier::make_room(const SlotSlices& batch, std::span<const std::size_t> needed) {
   const std::size_t limit = memory();

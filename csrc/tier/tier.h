@@ -1,5 +1,5 @@
-// Tier: a RowSource (shard/row_source.h) with its rows on disk, in one sorted run a slot (tier/run.h). tier.cc has what is
-// brought and evicted, docs/decisions/0037 why.
+// Tier: a RowSource (shard/row_source.h) with its rows on disk, in one sorted run a slot (tier/run.h).
+// tier.cc has what is brought and evicted, docs/decisions/0037 why.
 //
 // Invariants (verify() checks them)
 //   I1  those of every RowSource
@@ -8,10 +8,11 @@
 //   I4  in a slot that has not changed, every row in memory equals that of the run, and erased is empty
 //   I5  a row that was read ahead, and was not used, equals that of the run
 //
-// A failing disk: a call throws TierStorageError or TierCorruptionError before its shard has begun; functions of all rows
-// that change them may have finished some slots.
+// A failing disk: a call throws TierStorageError or TierCorruptionError before its shard has begun; functions
+// of all rows that change them may have finished some slots.
 //
-// Threads: callers in turns, and a thread of its own that evicts between them. Locks, in this order: turn_, mutex_.
+// Threads: callers in turns, and a thread of its own that evicts between them. Locks, in this order: turn_,
+// mutex_.
 
 #pragma once
 
@@ -49,9 +50,10 @@ class Tier final : public RowSource {
   // Whether a table can have a tier: not with MaxRows, which ranks all rows of a slot at each push.
   static bool suits(const TableSpec& spec) noexcept;
 
-  // For a shard of which it becomes the source. Either memory of its own, in which all rows of a batch must fit; or a part of
-  // some that is shared, which a batch exceeds if it has to, so that what is executed does not depend on what is in memory.
-  // std::invalid_argument: less than kMinSlotBytes of its own for each slot, or the table does not suit. Throws TierStorageError.
+  // For a shard of which it becomes the source. Either memory of its own, in which all rows of a batch must
+  // fit; or a part of some that is shared, which a batch exceeds if it has to, so that what is executed does
+  // not depend on what is in memory. std::invalid_argument: less than kMinSlotBytes of its own for each slot,
+  // or the table does not suit. Throws TierStorageError.
   Tier(Shard& shard, const std::string& directory, std::size_t memory,
        ReadQueue::Engine engine = ReadQueue::Engine::kBest);
   Tier(Shard& shard, const std::string& directory, TierMemory& memory);

@@ -1,5 +1,5 @@
-// TierMemory: memory that the tiers of a process share: each has a part in proportion to the bytes of its rows and slots. A tier that
-// joins takes from the others, who evict rows when they are used next.
+// TierMemory: memory that the tiers of a process share: each has a part in proportion to the bytes of its
+// rows and slots. A tier that joins takes from the others, who evict rows when they are used next.
 //
 // Threads: any number.
 

@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// --- whole slots ------------------------------------------------------------------------------------------------
+// --- whole slots -------------------------------------------------------------------------------------------
 
 void Tier::with_slot(std::size_t place, bool changes, const std::function<void()>& use) {
   const std::vector<std::uint64_t> before = hashes_in_memory(place);
@@ -83,7 +83,7 @@ void Tier::end_slot(std::size_t place, bool changes, std::span<const std::uint64
   note(place);
 }
 
-// --- what there is ----------------------------------------------------------------------------------------------
+// --- what there is -----------------------------------------------------------------------------------------
 
 std::size_t Tier::index_bytes() const noexcept {
   std::size_t bytes = 0;
