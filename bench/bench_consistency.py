@@ -60,7 +60,7 @@ class Measured(Cluster):
         patient = dataclasses.replace(POLICY, resend_after=1e3, deferred_after=1e3, longest=1e3)
         weather = Weather(base=100e-6, jitter=20e-6, ordered=True)
         super().__init__(
-            seed, _core.Service, mode=mode, staleness=staleness, workers=workers, endpoints=1, weather=weather,
+            seed, _core.Endpoint, mode=mode, staleness=staleness, workers=workers, endpoints=1, weather=weather,
             policy=patient, tables={1: SUM},
         )  # fmt: skip
         self.scenario, self.seconds = scenario, seconds

@@ -95,7 +95,7 @@ void add_wire(pybind11::module_& module);
 void add_requests(pybind11::module_& module);
 void add_client(pybind11::module_& module);
 void add_cached_rows(pybind11::module_& module);
-void add_service(pybind11::module_& module);
+void add_endpoint(pybind11::module_& module);
 void add_data_loop(pybind11::module_& module);
 void add_export(pybind11::module_& module);
 

@@ -11,7 +11,7 @@ namespace py = pybind11;
 
 namespace {
 
-std::unique_ptr<DataLoop> make_loop(Endpoint& service, std::uintptr_t context, const std::string& module,
+std::unique_ptr<DataLoop> make_loop(Endpoint& endpoint, std::uintptr_t context, const std::string& module,
                                     std::string address, std::size_t max_message, std::size_t unsent_bytes,
                                     int replies_per_peer, int heartbeat_ms, int dead_after_ms, int linger_ms,
                                     std::string curve_secret, std::string curve_public,
@@ -27,7 +27,7 @@ std::unique_ptr<DataLoop> make_loop(Endpoint& service, std::uintptr_t context, c
                       .curve_public = std::move(curve_public),
                       .zap_domain = std::move(zap_domain)};
   const py::gil_scoped_release nogil;
-  return std::make_unique<DataLoop>(Zmq::of(module), reinterpret_cast<void*>(context), service,
+  return std::make_unique<DataLoop>(Zmq::of(module), reinterpret_cast<void*>(context), endpoint,
                                     std::move(options));
 }
 
@@ -65,7 +65,7 @@ void add_data_loop(py::module_& module) {
   });
   const LoopOptions usual;
   py::class_<DataLoop>(module, "DataLoop", py::release_gil_before_calling_cpp_dtor())
-      .def(py::init(&make_loop), py::arg("service"), py::arg("context"), py::arg("module"),
+      .def(py::init(&make_loop), py::arg("endpoint"), py::arg("context"), py::arg("module"),
            py::arg("address"), py::kw_only(), py::arg("max_message") = usual.max_message,
            py::arg("unsent_bytes") = usual.unsent_bytes, py::arg("replies_per_peer") = usual.replies_per_peer,
            py::arg("heartbeat_ms") = usual.heartbeat_ms, py::arg("dead_after_ms") = usual.dead_after_ms,

@@ -19,7 +19,7 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_wire(module);
   shoal::bind::add_requests(module);
   shoal::bind::add_client(module);
-  shoal::bind::add_service(module);
+  shoal::bind::add_endpoint(module);
   shoal::bind::add_data_loop(module);
   shoal::bind::add_export(module);
 }

@@ -303,7 +303,7 @@ class RowCache:
     def stats(self) -> dict[str, int]: ...
     def verify(self) -> bool: ...
 
-class Service:
+class Endpoint:
     def __init__(
         self,
         slots: int,
@@ -426,7 +426,7 @@ class CheckpointSession:
 class DataLoop:
     def __init__(
         self,
-        service: Service,
+        endpoint: Endpoint,
         context: int,
         module: str,
         address: str,

@@ -34,7 +34,7 @@ import sys, time, zmq
 from shoal import _core
 from shoal.cluster.server.data_loop import start_loop
 context = zmq.Context()
-loop = start_loop(_core.Service(16, [(0, 16)]), context, "tcp://127.0.0.1:0", heartbeat=0.2)
+loop = start_loop(_core.Endpoint(16, [(0, 16)]), context, "tcp://127.0.0.1:0", heartbeat=0.2)
 print(loop.address, flush=True)
 sys.stdin.read()
 """

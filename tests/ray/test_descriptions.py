@@ -157,7 +157,7 @@ def test_the_counters_of_a_server_are_those_of_its_endpoints_together():
     from shoal.cluster.server.assignment import ServerControl
     from shoal.ray import gauges
 
-    services = {address: _core.Service(8) for address in ("one", "two")}
+    services = {address: _core.Endpoint(8) for address in ("one", "two")}
     for service in services.values():
         service.handle(b"nobody", [b"no request"])
     counters = ServerControl(services, b"server").counters()

@@ -32,10 +32,10 @@ class Peer:
     """A data loop in a thread; `script(number, asked)` says what becomes of each message: its answers, or None."""
 
     def __init__(self, first, end, script=None):
-        self.service = _core.Service(SLOTS, [(first, end)])
-        self.service.start_job(ME.job, "asp")
-        self.service.admit(ME.rank, ME.incarnation, 0)
-        self.service.add_table(0, native(SPEC))
+        self.endpoint = _core.Endpoint(SLOTS, [(first, end)])
+        self.endpoint.start_job(ME.job, "asp")
+        self.endpoint.admit(ME.rank, ME.incarnation, 0)
+        self.endpoint.add_table(0, native(SPEC))
         self.script = script
         self.asked = []
         self.error = None
@@ -57,7 +57,7 @@ class Peer:
                 self.asked.append(asked)
                 answers = None if self.script is None else self.script(len(self.asked), asked)
                 if answers is None:
-                    answers = [reply for _, reply in self.service.handle(peer, frames)]
+                    answers = [reply for _, reply in self.endpoint.handle(peer, frames)]
                 for reply in answers:
                     self._socket.send_multipart([peer, *reply])
         except Exception as error:
@@ -72,7 +72,7 @@ class Peer:
 
     @property
     def rows(self):
-        return len(self.service.shard(0))
+        return len(self.endpoint.shard(0))
 
 
 def answer(asked, status, **more):

@@ -29,7 +29,7 @@ class Server:
         self._context = zmq.Context()
         self._link = SchedulerClient(address, "server")
         slots = self._link.hello(TIMEOUT).slots
-        self.services = [_core.Service(slots) for _ in range(endpoints)]
+        self.services = [_core.Endpoint(slots) for _ in range(endpoints)]
         for service in self.services if slot_memory is not None else ():
             service.set_memory(slot_memory)
         self._loops = [start_loop(service, self._context, "tcp://127.0.0.1:0") for service in self.services]

@@ -11,18 +11,18 @@ JOB, TABLE, SLOTS = 77, 1, 64
 WAIT_MS = 60_000  # only spent by a test that fails
 
 
-def make_service():
-    """A service that owns all slots, with one table of dim 1 (SGD, lr 1) and one worker."""
-    service = _core.Service(SLOTS, [(0, SLOTS)])
-    service.set_map(1, [(0, SLOTS)])
-    service.start_job(JOB, "asp", 0, False)
-    service.admit(0, 1, 0)
-    add_table(service, TABLE, 1)
-    return service
+def make_endpoint():
+    """A endpoint that owns all slots, with one table of dim 1 (SGD, lr 1) and one worker."""
+    endpoint = _core.Endpoint(SLOTS, [(0, SLOTS)])
+    endpoint.set_map(1, [(0, SLOTS)])
+    endpoint.start_job(JOB, "asp", 0, False)
+    endpoint.admit(0, 1, 0)
+    add_table(endpoint, TABLE, 1)
+    return endpoint
 
 
-def add_table(service, number, dim):
-    service.add_table(number, native_spec(dim))
+def add_table(endpoint, number, dim):
+    endpoint.add_table(number, native_spec(dim))
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""Services that replicate to each other without sockets: streams that lose, double and reorder messages.
+"""Endpoints that replicate to each other without sockets: streams that lose, double and reorder messages.
 
 A link delivers in order until it is cut; then what was under way is lost, and the stream is sent again. Between cuts
 the messages of a faulty link may also arrive twice or in another order: more than a socket does.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import shoal
-from service_peer import Frames, Reply, Worker
+from endpoint_peer import Frames, Reply, Worker
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
 from table_specs import native_spec
@@ -24,9 +24,9 @@ ARCS = [(first, first + 4) for first in range(0, SLOTS, 4)]
 Range = tuple[int, int]
 
 
-def digest_of(service: _core.Service | _core.Replica, table: int, arcs: Iterable[Range] = ARCS) -> tuple[Any, ...]:
+def digest_of(endpoint: _core.Endpoint | _core.Replica, table: int, arcs: Iterable[Range] = ARCS) -> tuple[Any, ...]:
     """The step of a table, and everything stored in its rows and filters, of these arcs."""
-    shard = service.shard(table)
+    shard = endpoint.shard(table)
     parts = []
     for first, end in arcs:
         for slot in range(first, end):
@@ -36,7 +36,7 @@ def digest_of(service: _core.Service | _core.Replica, table: int, arcs: Iterable
 
 
 def equal(
-    one: _core.Service | _core.Replica, other: _core.Service | _core.Replica, arcs: Iterable[Range] = ARCS
+    one: _core.Endpoint | _core.Replica, other: _core.Endpoint | _core.Replica, arcs: Iterable[Range] = ARCS
 ) -> bool:
     arcs = list(arcs)
     assert one.tables() == other.tables()
@@ -62,8 +62,8 @@ class Faults:
 @dataclass
 class Link:
     stream: int
-    primary: _core.Service
-    backup: _core.Service
+    primary: _core.Endpoint
+    backup: _core.Endpoint
     is_down: bool = False
     replies: list[tuple[bytes, list[bytes]]] = field(default_factory=list)
 
@@ -110,9 +110,9 @@ class Cluster:
         self.arcs = list(arcs)
         self.epoch = 1
         self.now = 0
-        self.services = [_core.Service(slots, **limits) for _ in range(backups + 1)]
-        self.primary = self.services[0]
-        self.links = [Link(i, self.primary, backup) for i, backup in enumerate(self.services[1:], 1)]
+        self.endpoints = [_core.Endpoint(slots, **limits) for _ in range(backups + 1)]
+        self.primary = self.endpoints[0]
+        self.links = [Link(i, self.primary, backup) for i, backup in enumerate(self.endpoints[1:], 1)]
         self.faults: Faults | None = None
         self.assign()
 
@@ -142,7 +142,7 @@ class Cluster:
                 return replies
         raise AssertionError(f"not committed: {self.primary.replication()}")
 
-    def promote(self, number: int = 1) -> _core.Service:
+    def promote(self, number: int = 1) -> _core.Endpoint:
         """The primary is dead: a backup takes its arcs. Returns the former primary."""
         dead = self.primary
         self.epoch += 1
@@ -172,7 +172,7 @@ class Call:
 
 
 READS = 1 << 62
-NEWEST = 1000  # an epoch that no service is ahead of
+NEWEST = 1000  # an epoch that no endpoint is ahead of
 ADAGRAD = native_spec(
     4, shoal.Adagrad(lr=0.1, eps=1e-8, n0=0.1), init=shoal.Uniform(0.1, seed=3), dtype="float16", seed=11
 )
@@ -343,23 +343,23 @@ TABLES = {0: 1, 1: 4, 2: 1}
 MODES = [("bsp", 0), ("ssp", 1), ("asp", 0)]
 
 
-def prepare(service: Any, mode: str, staleness: int, *, memory: int | None = None) -> None:
+def prepare(endpoint: Any, mode: str, staleness: int, *, memory: int | None = None) -> None:
     """The orders that begin a job of three workers."""
     if memory is not None:
-        service.set_memory(memory)
-    service.add_table(0, native_spec())
-    service.add_table(1, ADAGRAD)
-    service.add_table(2, ADMITTED)
-    service.start_job(1, mode, staleness)
+        endpoint.set_memory(memory)
+    endpoint.add_table(0, native_spec())
+    endpoint.add_table(1, ADAGRAD)
+    endpoint.add_table(2, ADMITTED)
+    endpoint.start_job(1, mode, staleness)
     for rank in range(3):
-        service.admit(rank, 1, 0)
+        endpoint.admit(rank, 1, 0)
 
 
-def alone(mode: str, staleness: int, **how: Any) -> _core.Service:
-    service = _core.Service(SLOTS, ARCS)
-    service.set_map(1, ARCS)
-    prepare(service, mode, staleness, **how)
-    return service
+def alone(mode: str, staleness: int, **how: Any) -> _core.Endpoint:
+    endpoint = _core.Endpoint(SLOTS, ARCS)
+    endpoint.set_map(1, ARCS)
+    prepare(endpoint, mode, staleness, **how)
+    return endpoint
 
 
 def random_faults(rng: random.Random) -> Faults:

@@ -113,7 +113,7 @@ def test_every_message_of_version_1_is_refused_by_both_versions():
 
 @pytest.mark.parametrize("op", [_core.Op.PULL, _core.Op.PING, _core.Op.REPLICATE])
 def test_a_server_answers_a_request_of_version_1_in_a_form_that_names_its_own_version(op):
-    service = _core.Service(8, [(0, 8)])
+    service = _core.Endpoint(8, [(0, 8)])
     (header,) = wire.encode([], version=1, op=op, sequence=91)
     ((_, (reply,)),) = service.handle(b"peer", [header])
     fields = dict(zip(wire.NAMES, wire.HEADER.unpack(reply), strict=True))

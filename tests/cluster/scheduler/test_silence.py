@@ -178,7 +178,7 @@ def test_an_endpoint_counts_from_its_first_answer_on_and_late_answers_are_answer
 
 def test_only_an_answer_to_a_ping_is_one():
     ping = encode_ping(7)
-    service = _core.Service(8, [(0, 8)])
+    service = _core.Endpoint(8, [(0, 8)])
     ((_, answer),) = service.handle(b"peer", [ping])
     assert ping_number(answer) == 7
     assert ping_number([ping]) is None  # a request
@@ -197,7 +197,7 @@ def test_real_endpoints_answer_until_one_is_stopped():
 
     poller = zmq.Poller()
     with zmq.Context() as context:
-        services = [_core.Service(8, [(0, 8)]) for _ in range(2)]
+        services = [_core.Endpoint(8, [(0, 8)]) for _ in range(2)]
         loops = [start_loop(service, context, "tcp://127.0.0.1:0") for service in services]
         pinger = Pinger(context, poller, lambda socket: None)
         try:

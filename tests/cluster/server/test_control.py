@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from endpoint_peer import Worker, deliver
 from maps import map_of
-from service_peer import Worker, deliver
 from shoal import _core
 from shoal._core import Op, Status
 from shoal.cluster.protocol.messages import (
@@ -46,27 +46,27 @@ FIRST = map_of(1, (0, 4, A, 0), (4, 8, A, 0), (8, 12, B, 1), (12, 16, B, 1), bac
 class Busy:
     """An endpoint that has been executing a request for longer than any heartbeat waits."""
 
-    def __init__(self, service: Any) -> None:
-        self.service = service
+    def __init__(self, endpoint: Any) -> None:
+        self.endpoint = endpoint
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.service, name)
+        return getattr(self.endpoint, name)
 
     def arc_loads(self, patience: float) -> None:
         return None
 
     def replication(self, patience: float | None = None) -> Any:
-        return None if patience is not None else self.service.replication()
+        return None if patience is not None else self.endpoint.replication()
 
 
 class Fails:
     """An endpoint that fails to hold."""
 
-    def __init__(self, service: Any) -> None:
-        self.service = service
+    def __init__(self, endpoint: Any) -> None:
+        self.endpoint = endpoint
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.service, name)
+        return getattr(self.endpoint, name)
 
     def hold(self, job: int = 0) -> None:
         raise RuntimeError("out of order")
@@ -75,13 +75,13 @@ class Fails:
 class Full:
     """An endpoint that has no memory for the first call of a method."""
 
-    def __init__(self, service: Any, method: str) -> None:
-        self.service = service
+    def __init__(self, endpoint: Any, method: str) -> None:
+        self.endpoint = endpoint
         self.method = method
 
     def __getattr__(self, name: str) -> Any:
         if name != self.method:
-            return getattr(self.service, name)
+            return getattr(self.endpoint, name)
         self.method = ""
         raise MemoryError("no memory")
 
@@ -90,21 +90,21 @@ class Servers:
     """Servers with an endpoint each; messages between them are delivered when a test says so."""
 
     def __init__(self, map: ClusterMap = FIRST, shares: dict[str, int] | None = None) -> None:
-        self.services = {endpoint.address: _core.Service(map.slots) for endpoint in map.endpoints}
+        self.endpoints = {endpoint.address: _core.Endpoint(map.slots) for endpoint in map.endpoints}
         self.controls = {
-            address: ServerControl({address: service}, address[6].encode() * 16)
-            for address, service in self.services.items()
+            address: ServerControl({address: endpoint}, address[6].encode() * 16)
+            for address, endpoint in self.endpoints.items()
         }
         self.now = 0.0
         self.number = 0
         for control in self.controls.values():
             control.set_map(map)
         for address, share in (shares or {}).items():
-            self.services[address].set_memory(share)
+            self.endpoints[address].set_memory(share)
         for body in (TABLE, START):
             self.order(body)
             self.exchange()
-            assert [len(self.poll(address)) for address in self.services] == [1] * len(self.services)
+            assert [len(self.poll(address)) for address in self.endpoints] == [1] * len(self.endpoints)
 
     def order(self, body: Any, *addresses: str) -> None:
         self.number += 1
@@ -114,15 +114,15 @@ class Servers:
     def exchange(self) -> None:
         """Deliver what streams carry, and the acknowledgements."""
         self.now += 0.01
-        for service in self.services.values():
-            service.on_time(round(1000 * self.now))
-            for stream, address, _ in service.targets():
-                if address not in self.services:
+        for endpoint in self.endpoints.values():
+            endpoint.on_time(round(1000 * self.now))
+            for stream, address, _ in endpoint.targets():
+                if address not in self.endpoints:
                     continue
-                while (frames := service.next_message(stream)) is not None:
-                    self.services[address].handle(f"{stream}".encode(), frames)
-                for _, reply in self.services[address].acknowledge():
-                    service.handle_backup(stream, reply)
+                while (frames := endpoint.next_message(stream)) is not None:
+                    self.endpoints[address].handle(f"{stream}".encode(), frames)
+                for _, reply in self.endpoints[address].acknowledge():
+                    endpoint.handle_backup(stream, reply)
 
     def poll(self, address: str) -> list[Any]:
         return self.controls[address].poll(self.now)
@@ -161,8 +161,8 @@ def test_an_order_that_is_refused_or_fails_says_so():
     servers.exchange()
     (reply,) = servers.poll(A)
     assert "there is a table 1 already" in reply.refused.text
-    assert servers.services[A].tables() == [0, 1]
-    servers.controls[A]._services[A] = Fails(servers.services[A])
+    assert servers.endpoints[A].tables() == [0, 1]
+    servers.controls[A]._endpoints[A] = Fails(servers.endpoints[A])
     servers.order(Hold(), A)
     assert "RuntimeError: out of order" in servers.poll(A)[0].fault
 
@@ -208,15 +208,15 @@ def test_a_backup_serves_the_rows_of_a_dead_server_with_the_order_that_it_may_ha
     hashes = batch.hashes
     for address, (first, end) in {A: (0, 8), B: (8, 16)}.items():
         some = hashes[int(batch.offsets[first]) : int(batch.offsets[end])]
-        deliver(servers.services[address], worker.push(some, [[1.0]] * len(some), sequence=1))
-        deliver(servers.services[address], worker.tick(0, [], tables=[0]))
+        deliver(servers.endpoints[address], worker.push(some, [[1.0]] * len(some), sequence=1))
+        deliver(servers.endpoints[address], worker.tick(0, [], tables=[0]))
     servers.exchange()
     servers.order(Fence(0, 1), B)  # A has died before the order came there
     servers.exchange()
     (fenced,) = servers.poll(B)
     assert (fenced.result, fenced.tables) == (1, (0,))
     order = Order(servers.number, Fence(0, 1))
-    del servers.services[A]
+    del servers.endpoints[A]
     for _ in range(2):  # the second one is a repetition
         servers.controls[B].assign(Assign(promoted(), order, 0))
         (confirmed,) = servers.poll(B)
@@ -227,8 +227,8 @@ def test_a_backup_serves_the_rows_of_a_dead_server_with_the_order_that_it_may_ha
     servers.order(Dismiss(0, 1, 1, (0,)), B)
     assert len(servers.poll(B)) == 1
     servers.order(Dismiss(1, 1, 0, ()), B)
-    service = servers.services[B]
-    (reply,) = deliver(service, Worker(rank=2**32 - 1, epoch=2).pull(hashes, clock=0))
+    endpoint = servers.endpoints[B]
+    (reply,) = deliver(endpoint, Worker(rank=2**32 - 1, epoch=2).pull(hashes, clock=0))
     assert (reply.op, reply.status) == (Op.PULL, Status.OK)
     assert (reply.values == -1.0).all()  # the dead worker's last clock has ended everywhere
 
@@ -236,10 +236,10 @@ def test_a_backup_serves_the_rows_of_a_dead_server_with_the_order_that_it_may_ha
 def test_a_backup_with_another_memory_budget_serves_the_slots_with_the_share_that_they_had():
     servers = Servers(shares={A: 3 << 20, B: 1 << 20})
     servers.exchange()
-    del servers.services[A]
+    del servers.endpoints[A]
     servers.controls[B].assign(Assign(promoted(), None, 0))
     assert servers.poll(B) == [Assigned(b"b" * 16, 2, None)]
-    assert servers.services[B].metrics()["budget_bytes"] == 8 * (3 << 20) + 8 * (1 << 20)
+    assert servers.endpoints[B].metrics()["budget_bytes"] == 8 * (3 << 20) + 8 * (1 << 20)
 
 
 def test_an_order_without_copies_to_adopt_has_no_outcome():
@@ -253,15 +253,15 @@ def test_tables_of_a_pending_order_are_made_once():
     more = AddTable(1, TABLE.form)
     servers.order(more, A)
     servers.exchange()  # A passed it on, and died
-    del servers.services[A]
+    del servers.endpoints[A]
     servers.order(more, B)
     servers.controls[B].assign(Assign(promoted(), Order(servers.number, more), 0))
     replies = servers.poll(B)
     assert [type(reply) for reply in replies] == [OrderReply, Assigned]
     assert replies[1].fault == ""
-    assert servers.services[B].tables() == [0, 1]
+    assert servers.endpoints[B].tables() == [0, 1]
     servers.order(DropTable(1), B)
-    assert servers.services[B].tables() == [0]
+    assert servers.endpoints[B].tables() == [0]
 
 
 def test_an_order_for_a_table_that_promoted_copies_have_adds_it_to_the_other_arcs():
@@ -269,26 +269,26 @@ def test_an_order_for_a_table_that_promoted_copies_have_adds_it_to_the_other_arc
     more = AddTable(1, TABLE.form)
     servers.order(more, A)
     servers.exchange()  # A passed it on, and died; B hears of its death before it hears of the order
-    del servers.services[A]
+    del servers.endpoints[A]
     servers.controls[B].assign(Assign(promoted(), Order(servers.number, more), 0))
     servers.order(more, B)
     assert [(type(reply), reply.fault) for reply in servers.poll(B)] == [(OrderReply, ""), (Assigned, "")]
     push = Worker(rank=0, epoch=2).push(HASHES, np.ones((2, 1), np.float32), table=1, sequence=1, clock=0)
-    (reply,) = deliver(servers.services[B], push)
+    (reply,) = deliver(servers.endpoints[B], push)
     assert reply.status == Status.OK
 
 
 def test_a_table_that_the_copies_of_a_dead_server_refuse_costs_no_row():
     servers = Servers()
     halves = msgspec.structs.replace(TABLE.form, dtype="float16")  # a row of 2 bytes
-    del servers.services[A]
-    control, service = servers.controls[B], servers.services[B]
+    del servers.endpoints[A]
+    control, endpoint = servers.controls[B], servers.endpoints[B]
     control.assign(Assign(promoted(), Order(servers.number + 1, AddTable(1, halves)), 0))
     (confirmed,) = servers.poll(B)
     assert confirmed.fault == ""
     assert "16-bit weights need dim >= 2" in confirmed.outcome.refused.text
-    assert service.tables() == [0]
-    (reply,) = deliver(service, Worker(rank=0, epoch=2).push(HASHES, np.ones((2, 1), np.float32), sequence=1, clock=0))
+    assert endpoint.tables() == [0]
+    (reply,) = deliver(endpoint, Worker(rank=0, epoch=2).push(HASHES, np.ones((2, 1), np.float32), sequence=1, clock=0))
     assert reply.status == Status.OK
 
 
@@ -296,9 +296,9 @@ def test_a_table_that_the_copies_of_a_dead_server_refuse_costs_no_row():
 def test_an_assignment_for_which_there_is_no_memory_is_carried_out_when_it_comes_again(call):
     servers = Servers()
     order = Order(servers.number + 1, AddTable(1, TABLE.form))
-    del servers.services[A]
-    control, service = servers.controls[B], servers.services[B]
-    control._services[B] = Full(service, call)
+    del servers.endpoints[A]
+    control, endpoint = servers.controls[B], servers.endpoints[B]
+    control._endpoints[B] = Full(endpoint, call)
     assign = Assign(promoted(), order, 0)
     control.assign(assign)
     assert control.poll(0.0) == []  # nothing is confirmed
@@ -306,8 +306,8 @@ def test_an_assignment_for_which_there_is_no_memory_is_carried_out_when_it_comes
     control.assign(assign)
     (confirmed,) = control.poll(0.0)
     assert (confirmed.epoch, confirmed.fault, confirmed.outcome.refused) == (2, "", None)
-    assert service.tables() == [0, 1]
-    (reply,) = deliver(service, Worker(rank=0, epoch=2).pull(HASHES, clock=0))
+    assert endpoint.tables() == [0, 1]
+    (reply,) = deliver(endpoint, Worker(rank=0, epoch=2).pull(HASHES, clock=0))
     assert reply.status == Status.OK
 
 
@@ -326,13 +326,13 @@ def test_a_server_without_endpoints_in_the_newest_map_is_drained():
 
 def test_a_backup_that_acknowledges_nothing_is_reported_once_until_it_answers():
     servers = Servers()
-    service, control = servers.services[A], servers.controls[A]
+    endpoint, control = servers.endpoints[A], servers.controls[A]
 
     def run(seconds: float, answers: bool) -> list[Any]:
         out = []
         for _ in range(round(seconds / 0.05)):
             servers.now += 0.05
-            service.on_time(round(1000 * servers.now))
+            endpoint.on_time(round(1000 * servers.now))
             if answers:
                 servers.exchange()
             out += control.poll(servers.now)
@@ -357,10 +357,10 @@ def test_a_server_that_was_stopped_itself_reports_no_stall():
     servers.exchange()
     for _ in range(22):  # a backup is silent for a little more than it may be
         servers.now += 0.05
-        servers.services[A].on_time(round(1000 * servers.now))
+        servers.endpoints[A].on_time(round(1000 * servers.now))
         assert servers.poll(A) == []
     servers.now += 60.0
-    servers.services[A].on_time(round(1000 * servers.now))
+    servers.endpoints[A].on_time(round(1000 * servers.now))
     assert servers.poll(A) == []
     servers.exchange()
     servers.now += 0.05
@@ -369,19 +369,19 @@ def test_a_server_that_was_stopped_itself_reports_no_stall():
 
 def test_a_backup_may_be_busy_for_longer_than_its_primary_was_with_the_same_request():
     servers = Servers()
-    service = servers.services[A]
+    endpoint = servers.endpoints[A]
 
     def run(seconds: float) -> list[Any]:
         out = []
         for _ in range(round(seconds / 0.05)):
             servers.now += 0.05
-            service.on_time(round(1000 * servers.now))
+            endpoint.on_time(round(1000 * servers.now))
             out += servers.poll(A)
         return out
 
     servers.exchange()
     servers.now += 2.0  # A executes a function of all rows, and B after it: for itself, and for A
-    service.on_time(round(1000 * servers.now))
+    endpoint.on_time(round(1000 * servers.now))
     assert run(5.5) == []
     servers.exchange()
     assert run(1.0) == []
@@ -393,7 +393,7 @@ def test_progress_names_what_a_backup_has_not_acknowledged():
     servers = Servers()
     assert [(one.stream, one.lag_records) for one in servers.controls[A].progress()] == [(1, 0)]
     servers.order(Hold(), A)
-    assert servers.services[A].next_message(1) is not None  # sent, and lost
+    assert servers.endpoints[A].next_message(1) is not None  # sent, and lost
     (one,) = servers.controls[A].progress()
     assert (one.stream, one.lag_records) == (1, 1)
     assert one.lag_bytes > 0
@@ -405,10 +405,10 @@ def test_a_heartbeat_repeats_the_figures_of_an_endpoint_that_is_executing_a_long
     control = servers.controls[A]
     loads, progress = control.loads(), control.progress()
     assert [load.first_slot for load in loads] == [0, 4]
-    busy = ServerControl({A: Busy(servers.services[A])}, b"s" * 16)
+    busy = ServerControl({A: Busy(servers.endpoints[A])}, b"s" * 16)
     busy.set_map(FIRST)
     assert busy.loads() == busy.progress() == ()  # it never had any
-    control._services[A] = Busy(servers.services[A])
+    control._endpoints[A] = Busy(servers.endpoints[A])
     assert control.loads() == loads
     assert control.progress() == progress
 

@@ -25,7 +25,7 @@ from loop_client import (
     Client,
     add_table,
     hashes_of,
-    make_service,
+    make_endpoint,
 )
 from paths import SUPPORT
 from shoal import _core
@@ -36,8 +36,8 @@ from shoal.errors import TransportError
 
 
 @pytest.fixture
-def service():
-    return make_service()
+def endpoint():
+    return make_endpoint()
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def context():
 
 
 @pytest.fixture
-def loop(service, context):
-    loop = start_loop(service, context, "tcp://127.0.0.1:0")
+def loop(endpoint, context):
+    loop = start_loop(endpoint, context, "tcp://127.0.0.1:0")
     yield loop
     loop.stop()
 
@@ -62,11 +62,11 @@ def test_the_constants_are_pyzmq_s():
 
 
 @pytest.mark.parametrize("where", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://[::1]:0", "inproc://loop", "ipc"])
-def test_requests_are_answered_over_every_transport(service, context, tmp_path, where):
+def test_requests_are_answered_over_every_transport(endpoint, context, tmp_path, where):
     if "::1" in where and not ipv6():
         pytest.skip("no IPv6 here")
     address = f"ipc://{tmp_path}/loop" if where == "ipc" else where
-    loop = start_loop(service, context, address)
+    loop = start_loop(endpoint, context, address)
     assert loop.running
     assert not loop.address.endswith((":0", ":*"))
     with Client(context, loop.address) as client:
@@ -93,8 +93,8 @@ def until(what):
         time.sleep(0.01)
 
 
-def test_large_replies_are_whole_and_their_memory_is_used_again(service, context, loop):
-    add_table(service, 2, 16)
+def test_large_replies_are_whole_and_their_memory_is_used_again(endpoint, context, loop):
+    add_table(endpoint, 2, 16)
     hashes = hashes_of(30_000)
     grads = np.random.default_rng(3).random((len(hashes), 16), np.float32)
     with Client(context, loop.address) as client:
@@ -109,7 +109,7 @@ def test_large_replies_are_whole_and_their_memory_is_used_again(service, context
     assert metrics["request_bytes"] > 21 * hashes.nbytes + grads.nbytes
 
 
-def test_many_peers_are_answered_each_with_its_own(service, context, loop):
+def test_many_peers_are_answered_each_with_its_own(endpoint, context, loop):
     hashes = hashes_of(300)
     with Client(context, loop.address) as client:
         client.push(hashes, np.arange(len(hashes), dtype=np.float32)[:, None])
@@ -138,11 +138,11 @@ def test_a_python_thread_that_holds_the_lock_holds_no_request_up():
         import ctypes, sys, time
         import zmq
         sys.path.insert(0, sys.argv[1])
-        from loop_client import make_service
+        from loop_client import make_endpoint
         from shoal.cluster.server.data_loop import start_loop
 
-        context, service = zmq.Context(), make_service()
-        loop = start_loop(service, context, "tcp://127.0.0.1:0")
+        context, endpoint = zmq.Context(), make_endpoint()
+        loop = start_loop(endpoint, context, "tcp://127.0.0.1:0")
         print(loop.address, flush=True)
         sys.stdin.readline()
         # A C function that keeps the lock: it returns when the other end of the pipe has written.
@@ -181,7 +181,7 @@ def test_a_python_thread_that_holds_the_lock_holds_no_request_up():
             server.kill()
 
 
-def test_whatever_frames_arrive_are_answered_or_counted_and_the_loop_goes_on(service, context, loop):
+def test_whatever_frames_arrive_are_answered_or_counted_and_the_loop_goes_on(endpoint, context, loop):
     random = np.random.default_rng(5)
     good = hashes_of(20)
     with Client(context, loop.address) as client:
@@ -222,7 +222,7 @@ def test_random_frames_get_a_reply(loop, context, frames):
     assert loop.running
 
 
-def test_bytes_that_are_no_zeromq_leave_the_loop_alone(service, context, loop):
+def test_bytes_that_are_no_zeromq_leave_the_loop_alone(endpoint, context, loop):
     host, port = loop.address.removeprefix("tcp://").split(":")
     random = np.random.default_rng(11)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
@@ -246,8 +246,8 @@ def test_bytes_that_are_no_zeromq_leave_the_loop_alone(service, context, loop):
         assert len(client.pull(hashes_of(3))) == 3
 
 
-def test_a_message_above_the_limit_cuts_its_sender_off_and_nobody_else(service, context):
-    loop = start_loop(service, context, "tcp://127.0.0.1:0", max_message=100_000)
+def test_a_message_above_the_limit_cuts_its_sender_off_and_nobody_else(endpoint, context):
+    loop = start_loop(endpoint, context, "tcp://127.0.0.1:0", max_message=100_000)
     try:
         with Client(context, loop.address) as other, Client(context, loop.address) as client:
             hashes = hashes_of(1000)
@@ -263,7 +263,7 @@ def test_a_message_above_the_limit_cuts_its_sender_off_and_nobody_else(service, 
         loop.stop()
 
 
-def test_replies_to_peers_that_vanish_are_dropped_and_counted(service, context, loop):
+def test_replies_to_peers_that_vanish_are_dropped_and_counted(endpoint, context, loop):
     hashes = hashes_of(20_000)
     for _ in range(20):
         with zmq.Context() as gone, Client(gone, loop.address) as client:
@@ -281,12 +281,12 @@ def test_replies_to_peers_that_vanish_are_dropped_and_counted(service, context, 
     assert loop.metrics()["requests"] > 20  # a client that goes takes what it has not sent with it
 
 
-def test_a_peer_that_does_not_read_is_not_waited_for(service, context):
+def test_a_peer_that_does_not_read_is_not_waited_for(endpoint, context):
     """What it does not take is bounded; others are told to come again while all of the bound is its."""
-    add_table(service, 2, 64)
+    add_table(endpoint, 2, 64)
     hashes = hashes_of(10_000)
     one = len(hashes) * 64 * 4
-    loop = start_loop(service, context, "tcp://127.0.0.1:0", unsent_bytes=10 * one, heartbeat=0)
+    loop = start_loop(endpoint, context, "tcp://127.0.0.1:0", unsent_bytes=10 * one, heartbeat=0)
     try:
         with Client(context, loop.address) as idle, Client(context, loop.address) as client:
             idle.socket.rcvhwm = 1
@@ -308,13 +308,13 @@ def test_a_peer_that_does_not_read_is_not_waited_for(service, context):
 
 
 def test_replies_that_a_control_call_releases_are_sent_at_once(context):
-    service = _core.Service(SLOTS, [(0, SLOTS)])
-    service.set_map(1, [(0, SLOTS)])
-    service.start_job(JOB, "bsp", 0, False)
-    service.admit(0, 1, 0)
-    service.admit(1, 1, 0)
-    add_table(service, TABLE, 1)
-    loop = start_loop(service, context, "tcp://127.0.0.1:0")
+    endpoint = _core.Endpoint(SLOTS, [(0, SLOTS)])
+    endpoint.set_map(1, [(0, SLOTS)])
+    endpoint.start_job(JOB, "bsp", 0, False)
+    endpoint.admit(0, 1, 0)
+    endpoint.admit(1, 1, 0)
+    add_table(endpoint, TABLE, 1)
+    loop = start_loop(endpoint, context, "tcp://127.0.0.1:0")
     try:
         with Client(context, loop.address) as client:
             hashes = hashes_of(10)
@@ -325,7 +325,7 @@ def test_replies_that_a_control_call_releases_are_sent_at_once(context):
             sequence = client.send(Op.PULL, [hashes], dtype=1, dim=1, count=len(hashes), clock=1)
             assert client.receive().status == Status.DEFERRED
             assert not client.socket.poll(50)
-            service.dismiss(1, 1)
+            endpoint.dismiss(1, 1)
             reply = client.receive()
             assert (reply.status, reply.sequence, reply.count) == (Status.OK, sequence, len(hashes))
         assert loop.metrics()["wakes"] >= 1
@@ -336,12 +336,12 @@ def test_replies_that_a_control_call_releases_are_sent_at_once(context):
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["tcp://127.0.0.1:0", "inproc://kept"])
 def test_pushes_of_any_size_that_wait_for_their_clock_are_applied_as_sent(context, where):
-    service = _core.Service(SLOTS, [(0, SLOTS)])
-    service.set_map(1, [(0, SLOTS)])
-    service.start_job(JOB, "bsp", 0, False)
-    service.admit(0, 1, 0)
-    add_table(service, TABLE, 1)
-    loop = start_loop(service, context, where)
+    endpoint = _core.Endpoint(SLOTS, [(0, SLOTS)])
+    endpoint.set_map(1, [(0, SLOTS)])
+    endpoint.start_job(JOB, "bsp", 0, False)
+    endpoint.admit(0, 1, 0)
+    add_table(endpoint, TABLE, 1)
+    loop = start_loop(endpoint, context, where)
     try:
         with Client(context, loop.address) as client:
             expected = {}
@@ -357,39 +357,39 @@ def test_pushes_of_any_size_that_wait_for_their_clock_are_applied_as_sent(contex
             reply = client.ask(Op.PULL, [hashes], dtype=1, dim=1, count=len(hashes), clock=1)
             assert reply.status == Status.OK, reply.text
             assert reply.values.tolist() == [expected[key] for key in hashes.tolist()]
-        assert service.metrics()["pending_bytes"] == 0
+        assert endpoint.metrics()["pending_bytes"] == 0
     finally:
         loop.stop()
 
 
-def test_an_address_that_cannot_be_bound_is_an_error_that_names_it(service, context, loop):
+def test_an_address_that_cannot_be_bound_is_an_error_that_names_it(endpoint, context, loop):
     for address in (loop.address, "tcp://192.0.2.1:0", "tcp://127.0.0.1", "nothing://x", ""):
         with pytest.raises(TransportError, match="cannot serve at") as caught:
-            start_loop(service, context, address)
+            start_loop(endpoint, context, address)
         assert address in str(caught.value)
     with pytest.raises(ValueError, match="dead_after_ms must exceed heartbeat_ms"):
-        start_loop(service, context, "tcp://127.0.0.1:0", heartbeat=2.0, dead_after=1.0)
+        start_loop(endpoint, context, "tcp://127.0.0.1:0", heartbeat=2.0, dead_after=1.0)
     with Client(context, loop.address) as client:
         assert len(client.pull(hashes_of(3))) == 3
 
 
-def test_a_pyzmq_without_a_shared_libzmq_is_an_error_with_the_remedy(service, context, tmp_path):
+def test_a_pyzmq_without_a_shared_libzmq_is_an_error_with_the_remedy(endpoint, context, tmp_path):
     with pytest.raises(TransportError, match=r"is not loaded.*import zmq first"):
-        _core.DataLoop(service, context.underlying, str(tmp_path / "none.so"), "inproc://a")
+        _core.DataLoop(endpoint, context.underlying, str(tmp_path / "none.so"), "inproc://a")
     with pytest.raises(TransportError, match=r"no function zmq_version.*install pyzmq's wheel"):
-        _core.DataLoop(service, context.underlying, _core.__file__, "inproc://a")
+        _core.DataLoop(endpoint, context.underlying, _core.__file__, "inproc://a")
 
 
-def test_a_context_that_is_terminated_ends_the_loop(service):
+def test_a_context_that_is_terminated_ends_the_loop(endpoint):
     context = zmq.Context()
-    loop = start_loop(service, context, "tcp://127.0.0.1:0")
+    loop = start_loop(endpoint, context, "tcp://127.0.0.1:0")
     context.term()  # would wait for a loop that did not let go
     until(lambda: not loop.running)
     loop.stop()
 
 
-def test_a_loop_that_is_dropped_ends_and_its_address_is_free_again(service, context):
-    loop = start_loop(service, context, "tcp://127.0.0.1:0")
+def test_a_loop_that_is_dropped_ends_and_its_address_is_free_again(endpoint, context):
+    loop = start_loop(endpoint, context, "tcp://127.0.0.1:0")
     address = loop.address
     del loop
     gc.collect()
@@ -397,7 +397,7 @@ def test_a_loop_that_is_dropped_ends_and_its_address_is_free_again(service, cont
 
     def begins():  # libzmq closes in a thread of its own
         with contextlib.suppress(TransportError):
-            begun.append(start_loop(service, context, address))
+            begun.append(start_loop(endpoint, context, address))
         return begun
 
     until(begins)
@@ -408,17 +408,17 @@ def test_a_loop_that_is_dropped_ends_and_its_address_is_free_again(service, cont
 
 
 def test_loops_come_and_go_under_requests(context):
-    service = make_service()
+    endpoint = make_endpoint()
     hashes = hashes_of(100)
     for i in range(20):
-        loop = start_loop(service, context, f"inproc://loop-{i}")
+        loop = start_loop(endpoint, context, f"inproc://loop-{i}")
         with Client(context, loop.address) as client:
             client.push(hashes, np.ones((len(hashes), 1), np.float32)) if i == 0 else client.pull(hashes)
             client.send(Op.PULL, [hashes], dtype=1, dim=1, count=len(hashes))
             loop.stop()
 
 
-def test_a_forked_child_s_copy_does_nothing_and_ends(service, context, loop):
+def test_a_forked_child_s_copy_does_nothing_and_ends(endpoint, context, loop):
     child = os.fork()
     if child == 0:
         status = 1
@@ -441,7 +441,7 @@ def test_a_forked_child_s_copy_does_nothing_and_ends(service, context, loop):
         assert len(client.pull(hashes_of(3))) == 3
 
 
-def test_with_keys_only_those_listed_are_served(service, context, tmp_path):
+def test_with_keys_only_those_listed_are_served(endpoint, context, tmp_path):
     make_keys(tmp_path / "keys")
     make_keys(tmp_path / "others")
     keys, worker = (Keys.load(tmp_path / "keys", role) for role in ("server", "worker"))
@@ -450,7 +450,7 @@ def test_with_keys_only_those_listed_are_served(service, context, tmp_path):
         (tmp_path / "others" / name).write_bytes((tmp_path / "keys" / name).read_bytes())
     hashes = hashes_of(40_000)
     with Guard(context, keys) as guard, zmq.Context() as clients:
-        loop = start_loop(service, context, "tcp://127.0.0.1:0", keys=keys)
+        loop = start_loop(endpoint, context, "tcp://127.0.0.1:0", keys=keys)
         try:
             for who in (None, stranger):
                 with Client(clients, loop.address, keys=who) as client:
@@ -471,7 +471,7 @@ def test_with_keys_only_those_listed_are_served(service, context, tmp_path):
             loop.stop()
 
 
-def test_keys_that_libzmq_does_not_take_are_an_error(service, context):
+def test_keys_that_libzmq_does_not_take_are_an_error(endpoint, context):
     module = __import__("zmq.backend.cython._zmq", fromlist=["_zmq"]).__file__
     with pytest.raises(TransportError, match="CURVE_SECRETKEY"):
-        _core.DataLoop(service, context.underlying, module, "tcp://127.0.0.1:0", curve_secret="x", zap_domain="shoal")
+        _core.DataLoop(endpoint, context.underlying, module, "tcp://127.0.0.1:0", curve_secret="x", zap_domain="shoal")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from endpoint_peer import Reply, Worker, deliver
 from replicated import (
     ARCS,
     MODES,
@@ -25,7 +26,6 @@ from replicated import (
     same_arcs,
     script_of,
 )
-from service_peer import Reply, Worker, deliver
 from shoal import _core
 from shoal._core import Op, Status
 from table_specs import native_spec
@@ -40,7 +40,7 @@ def test_a_replica_equals_its_primary_after_each_acknowledged_position(mode: str
     prepare(cluster.primary, mode, staleness)
     cluster.faults = random_faults(random.Random(seed))
     driver = Driver(script_of(seed, mode))
-    replica = cluster.services[1].replica(1)
+    replica = cluster.endpoints[1].replica(1)
     compared = 0
     while driver.begin(cluster.send):
         driver.take(cluster.step())
@@ -51,7 +51,7 @@ def test_a_replica_equals_its_primary_after_each_acknowledged_position(mode: str
     assert equal(cluster.primary, replica)
     assert not driver.waiting
     assert compared > 5
-    status = cluster.services[1].replication()["replicas"][0]
+    status = cluster.endpoints[1].replication()["replicas"][0]
     assert status["fault"] == ""
     assert status["position"] == cluster.primary.replication()["streams"][0]["acknowledged"]
 
@@ -102,8 +102,8 @@ def test_a_replica_of_tables_with_a_memory_budget_equals_its_primary(seed: int) 
     while driver.begin(cluster.send):
         driver.take(cluster.step())
     driver.take(cluster.settle())
-    replica = cluster.services[1].replica(1)
-    assert cluster.services[1].replication()["replicas"][0]["fault"] == ""
+    replica = cluster.endpoints[1].replica(1)
+    assert cluster.endpoints[1].replication()["replicas"][0]["fault"] == ""
     assert equal(cluster.primary, replica)
     assert any(reply.status == Status.RESOURCE_EXHAUSTED for reply in driver.answers.values())
 
@@ -158,7 +158,7 @@ def test_two_backups_equal_the_primary_and_each_may_be_promoted() -> None:
 @pytest.mark.parametrize("order", ["dismiss", "resume"])
 def test_a_sweep_that_an_order_lets_go_on_is_executed_by_the_backup_too(order: str) -> None:
     cluster = Cluster()
-    p, replica = cluster.primary, cluster.services[1].replica(1)
+    p, replica = cluster.primary, cluster.endpoints[1].replica(1)
     prepare(p, "bsp", 0)
     if order == "resume":
         p.hold()
@@ -183,7 +183,7 @@ def test_a_sweep_that_an_order_lets_go_on_is_executed_by_the_backup_too(order: s
 
 def test_a_deferred_sweep_of_a_worker_that_is_fenced_acts_nowhere() -> None:
     cluster = Cluster()
-    p, replica = cluster.primary, cluster.services[1].replica(1)
+    p, replica = cluster.primary, cluster.endpoints[1].replica(1)
     prepare(p, "bsp", 0)
     for rank in range(2):
         cluster.send(Worker(rank, epoch=NEWEST).tick(0, sequence=1))
@@ -192,7 +192,7 @@ def test_a_deferred_sweep_of_a_worker_that_is_fenced_acts_nowhere() -> None:
     cluster.send(Worker(2, epoch=NEWEST).tick(0, sequence=1))  # the sweep's clock has come
     answers = [reply.status for reply in cluster.settle() if reply.op == Op.SWEEP]
     assert answers == [Status.DEFERRED, Status.FENCED]
-    assert cluster.services[1].replication()["replicas"][0]["fault"] == ""
+    assert cluster.endpoints[1].replication()["replicas"][0]["fault"] == ""
     assert same_arcs(p, replica)
 
 
@@ -273,13 +273,13 @@ def test_an_order_is_committed_once_the_backup_has_executed_it() -> None:
     assert not cluster.primary.committed(position)
     cluster.step()
     assert cluster.primary.committed(position)
-    assert cluster.services[1].replica(1).tables() == [0]
+    assert cluster.endpoints[1].replica(1).tables() == [0]
 
 
 @pytest.mark.parametrize("frame", [0, 1, 2], ids=["message", "request", "keys"])
 def test_a_record_that_was_damaged_on_its_way_is_sent_again(frame: int) -> None:
     cluster = Cluster()
-    p, backup = cluster.primary, cluster.services[1]
+    p, backup = cluster.primary, cluster.endpoints[1]
     prepare(p, "asp", 0)
     cluster.settle()
     worker = Worker(epoch=NEWEST)
@@ -299,7 +299,7 @@ def test_a_record_that_was_damaged_on_its_way_is_sent_again(frame: int) -> None:
 
 def test_a_refusal_of_a_damaged_order_acknowledges_nothing() -> None:
     cluster = Cluster()
-    p, backup = cluster.primary, cluster.services[1]
+    p, backup = cluster.primary, cluster.endpoints[1]
     cluster.settle()
     p.add_table(0, native_spec())
     message = p.next_message(1)
@@ -366,10 +366,10 @@ def test_a_primary_that_was_fenced_while_nothing_was_under_way_answers_no_read()
 
 
 def test_records_that_arrive_before_the_assignment_wait_for_it() -> None:
-    primary, backup = _core.Service(SLOTS), _core.Service(SLOTS)
+    primary, backup = _core.Endpoint(SLOTS), _core.Endpoint(SLOTS)
     primary.assign(1, ARCS, [(9, "b", "", ARCS, [])])
     cluster = Cluster()
-    cluster.primary, cluster.services = primary, [primary, backup]
+    cluster.primary, cluster.endpoints = primary, [primary, backup]
     cluster.links = [Link(9, primary, backup)]
     prepare(primary, "asp", 0)
     primary.handle(b"worker", Worker().push([5], [1], sequence=1))
@@ -381,10 +381,10 @@ def test_records_that_arrive_before_the_assignment_wait_for_it() -> None:
 
 
 def test_a_gap_that_is_reported_twice_in_a_row_is_filled_soon_without_a_third_report() -> None:
-    primary, backup = _core.Service(SLOTS), _core.Service(SLOTS)
+    primary, backup = _core.Endpoint(SLOTS), _core.Endpoint(SLOTS)
     primary.assign(1, ARCS, [(9, "b", "", ARCS, [])])
     cluster = Cluster()
-    cluster.primary, cluster.services, cluster.now = primary, [primary, backup], 1000
+    cluster.primary, cluster.endpoints, cluster.now = primary, [primary, backup], 1000
     cluster.links = [Link(9, primary, backup)]
     primary.on_time(cluster.now)
     prepare(primary, "asp", 0)
@@ -413,7 +413,7 @@ def test_a_diverged_replica_is_reported_and_never_promoted() -> None:
     cluster = Cluster()
     prepare(cluster.primary, "asp", 0)
     cluster.settle()
-    cluster.services[1].replica(1).drop_table(1)  # what a broken backup could do
+    cluster.endpoints[1].replica(1).drop_table(1)  # what a broken backup could do
     worker = Worker()
     assert cluster.send(worker.push([5], [[1, 1, 1, 1]], sequence=1, table=1)) == []
     for _ in range(10):
@@ -421,7 +421,7 @@ def test_a_diverged_replica_is_reported_and_never_promoted() -> None:
     fault = cluster.primary.replication()["streams"][0]["fault"]
     assert 'its status is "no table", the primary\'s is "ok"' in fault
     with pytest.raises(ValueError, match=r"the replica of the slots \[0, 4\) has diverged"):
-        cluster.services[1].assign(2, ARCS)
+        cluster.endpoints[1].assign(2, ARCS)
     # The assignment without the stream: the primary goes on alone.
     cluster.primary.assign(2, ARCS)
     assert [Reply.of(*reply).op for reply in cluster.primary.released()] == [Op.PUSH]
@@ -431,7 +431,7 @@ def test_a_replica_whose_clock_was_not_applied_has_diverged() -> None:
     cluster = Cluster()
     prepare(cluster.primary, "bsp", 0)
     cluster.settle()
-    cluster.services[1].replica(1).hold()  # nothing is applied beyond this clock
+    cluster.endpoints[1].replica(1).hold()  # nothing is applied beyond this clock
     for rank in range(3):
         cluster.send(Worker(rank, epoch=1).tick(0, sequence=1))
     cluster.step()

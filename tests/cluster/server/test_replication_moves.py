@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from endpoint_peer import Reply, Worker, deliver
 from replicated import (
     ARCS,
     MODES,
@@ -25,7 +26,6 @@ from replicated import (
     random_script,
     same_arcs,
 )
-from service_peer import Reply, Worker, deliver
 from shoal import _core
 from shoal._core import Op, Status
 from table_specs import native_spec
@@ -36,7 +36,7 @@ from table_specs import native_spec
 def test_an_arc_moves_to_its_backup_and_the_other_streams_follow() -> None:
     # p serves four arcs; n and b hold replicas of them. The first arc moves to n; b takes its replica along.
     cluster = Cluster(backups=2)
-    p, n, b = cluster.services
+    p, n, b = cluster.endpoints
     prepare(p, "asp", 0)
     moved, rest = ARCS[:1], ARCS[1:]
     worker = Worker(epoch=1)
@@ -71,7 +71,7 @@ def test_an_arc_moves_to_its_backup_and_the_other_streams_follow() -> None:
 
 def test_a_released_arc_executes_nothing_more_at_the_backup() -> None:
     cluster = Cluster()
-    p, n = cluster.services
+    p, n = cluster.endpoints
     prepare(p, "asp", 0)
     cluster.send(Worker(epoch=NEWEST).push([1], [1], sequence=1))
     cluster.settle()
@@ -94,8 +94,8 @@ class Copying(Cluster):
 
     def __init__(self, **how: int) -> None:
         super().__init__(backups=0, **how)
-        self.newcomer = _core.Service(SLOTS)
-        self.services.append(self.newcomer)
+        self.newcomer = _core.Endpoint(SLOTS)
+        self.endpoints.append(self.newcomer)
         self.in_sync: list[Any] = []
         self.copy_rate = 0
 

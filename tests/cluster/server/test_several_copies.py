@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from endpoint_peer import Worker, deliver
 from replicated import ARCS, NEWEST, SLOTS, Cluster, Driver, Faults, Link, Range, equal, random_script
-from service_peer import Worker, deliver
 from shoal import _core
 from shoal._core import Op
 from table_specs import native_spec
@@ -19,13 +19,13 @@ MODES = [("bsp", 0), ("ssp", 1), ("asp", 0)]
 TABLES = {0: 1, 1: 4}
 
 
-def prepare(service: Any, mode: str, staleness: int = 0) -> None:
+def prepare(endpoint: Any, mode: str, staleness: int = 0) -> None:
     """The orders that begin a job of three workers."""
     for id, dim in TABLES.items():
-        service.add_table(id, native_spec(dim))
-    service.start_job(1, mode, staleness)
+        endpoint.add_table(id, native_spec(dim))
+    endpoint.start_job(1, mode, staleness)
     for rank in range(3):
-        service.admit(rank, 1, 0)
+        endpoint.admit(rank, 1, 0)
 
 
 def same(one: Any, other: Any, arcs: Sequence[Range] = ARCS) -> bool:
@@ -38,21 +38,21 @@ class Several(Cluster):
 
     def __init__(self, backups: int) -> None:
         super().__init__(backups)
-        self.living = self.services[1:]
-        self.unassigned: list[tuple[_core.Service, Any]] = []
+        self.living = self.endpoints[1:]
+        self.unassigned: list[tuple[_core.Endpoint, Any]] = []
 
     def step(self, ms: int = 25) -> list[Any]:
         rng = self.faults.rng if self.faults is not None else None
         if self.unassigned and (rng is None or rng.random() < 0.3):
-            service, incoming = self.unassigned.pop()
-            service.assign(self.epoch, [], [], incoming)
+            endpoint, incoming = self.unassigned.pop()
+            endpoint.assign(self.epoch, [], [], incoming)
         return super().step(ms)
 
     def lose_primary(self, rng: random.Random) -> None:
         """The copy with the greatest stamps serves; the others are assigned before or after its records arrive."""
         for link in self.links:
             link.backup.close_incoming([link.stream])
-        stamps = {k: service.stamps() for k, service in enumerate(self.living)}
+        stamps = {k: endpoint.stamps() for k, endpoint in enumerate(self.living)}
         most = max(stamps, key=lambda k: sorted(stamps[k].items()))
         for one in stamps.values():
             assert one.keys() == {first for first, _ in ARCS}
@@ -77,7 +77,7 @@ def test_after_as_many_deaths_as_copies_the_results_are_those_of_an_undisturbed_
     script = random_script(random.Random(seed), tables=TABLES, clocks=8, bsp=mode == "bsp")
     # No digests: the reply that a list is unknown is held until all have acknowledged what came before.
     script = [dataclasses.replace(call, frames=call.plain or call.frames) for call in script]
-    reference = _core.Service(SLOTS, ARCS)
+    reference = _core.Endpoint(SLOTS, ARCS)
     reference.set_map(1, ARCS)
     prepare(reference, mode, staleness)
     undisturbed = Driver(script)
@@ -123,7 +123,7 @@ def carry(links: Sequence[Link], times: int = 20) -> None:
 
 def test_a_copy_gets_what_it_lacks_from_the_one_that_serves_next() -> None:
     cluster = Cluster(backups=2)
-    p, n, b = cluster.services
+    p, n, b = cluster.endpoints
     prepare(p, "asp")
     cluster.settle()
     cluster.links[1].is_down = True  # b receives nothing more
@@ -149,7 +149,7 @@ def test_a_copy_gets_what_it_lacks_from_the_one_that_serves_next() -> None:
 def test_a_save_ends_in_all_copies_when_its_primary_dies(is_behind: bool) -> None:
     """The worker's request to end it may be refused, and then reaches no copy."""
     cluster = Cluster(backups=2)
-    p, n, b = cluster.services
+    p, n, b = cluster.endpoints
     prepare(p, "asp")
     pushed(cluster, 1)
     cluster.settle()
@@ -170,7 +170,7 @@ def test_a_save_ends_in_all_copies_when_its_primary_dies(is_behind: bool) -> Non
 
 def test_a_closed_stream_changes_nothing_more() -> None:
     cluster = Cluster(backups=1)
-    p, n = cluster.services
+    p, n = cluster.endpoints
     prepare(p, "asp")
     cluster.settle()
     n.close_incoming([1])
@@ -184,7 +184,7 @@ def test_a_closed_stream_changes_nothing_more() -> None:
 
 def test_an_order_that_was_under_way_reaches_all_copies_of_arcs_that_different_servers_serve() -> None:
     cluster = Cluster(backups=2)
-    p, n, b = cluster.services
+    p, n, b = cluster.endpoints
     prepare(p, "bsp")
     cluster.settle()
     n.close_incoming([1])
@@ -199,7 +199,7 @@ def test_an_order_that_was_under_way_reaches_all_copies_of_arcs_that_different_s
         assert backup.replication()["replicas"][0]["fault"] == ""
         assert primary.committed(primary.position())
         assert same(primary, backup.replica(stream), arcs)
-    held = _core.Service(SLOTS, ARCS)
+    held = _core.Endpoint(SLOTS, ARCS)
     held.set_map(1, ARCS)
     prepare(held, "bsp")
     held.hold()
@@ -209,7 +209,7 @@ def test_an_order_that_was_under_way_reaches_all_copies_of_arcs_that_different_s
 
 def test_a_copy_is_not_served_by_one_that_lacks_its_records() -> None:
     cluster = Cluster(backups=2)
-    p, n, b = cluster.services
+    p, n, b = cluster.endpoints
     prepare(p, "asp")
     cluster.settle()
     cluster.links[1].is_down = True
@@ -227,7 +227,7 @@ def test_a_copy_is_not_served_by_one_that_lacks_its_records() -> None:
 
 def test_an_arc_retires_although_another_stream_has_no_backup_yet() -> None:
     cluster = Cluster(backups=1)
-    p, _ = cluster.services
+    p, _ = cluster.endpoints
     prepare(p, "asp")
     cluster.settle()
     p.assign(2, ARCS[1:], [(1, "n", "", ARCS[1:], []), (5, "c", "", ARCS[1:], [])])
@@ -241,7 +241,7 @@ def test_an_arc_retires_although_another_stream_has_no_backup_yet() -> None:
 @pytest.mark.parametrize("is_assigned_first", [False, True])
 def test_a_copy_that_is_not_wanted_any_more_is_dropped(is_assigned_first: bool) -> None:
     cluster = Cluster(backups=1)
-    p, n = cluster.services
+    p, n = cluster.endpoints
     prepare(p, "asp")
     cluster.settle()
     assert len(n.stamps()) == len(ARCS)
@@ -256,7 +256,7 @@ def test_a_copy_that_is_not_wanted_any_more_is_dropped(is_assigned_first: bool) 
 def test_an_old_copy_is_not_taken_for_a_newer_one() -> None:
     # b has a copy of p's arc, which p releases; n then copies the arc to b once more.
     cluster = Cluster(backups=2)
-    p, n, b = cluster.services
+    p, n, b = cluster.endpoints
     prepare(p, "asp")
     cluster.settle()
     moved, rest = ARCS[:1], ARCS[1:]
@@ -280,8 +280,8 @@ def test_an_old_copy_is_not_taken_for_a_newer_one() -> None:
 
 def test_a_copy_arrives_when_all_backups_have_what_was_sent_before_it_began() -> None:
     cluster = Cluster(backups=1)
-    p, n = cluster.services
-    c = _core.Service(SLOTS)
+    p, n = cluster.endpoints
+    c = _core.Endpoint(SLOTS)
     prepare(p, "asp")
     cluster.settle()
     cluster.links[0].is_down = True

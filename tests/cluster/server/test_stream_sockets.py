@@ -48,7 +48,7 @@ class Pair:
 
     def __init__(self, context: zmq.Context, keys: Keys | None = None) -> None:
         self.context, self.keys = context, keys
-        self.primary, self.backup = _core.Service(SLOTS, ALL), _core.Service(SLOTS)
+        self.primary, self.backup = _core.Endpoint(SLOTS, ALL), _core.Endpoint(SLOTS)
         self.loops = [start_loop(one, context, "tcp://127.0.0.1:0", keys=keys) for one in (self.primary, self.backup)]
         self.backup.assign(1, [], [], [(STREAM, ALL)])
 

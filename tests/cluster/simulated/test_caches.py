@@ -34,7 +34,7 @@ def test_caches_keep_the_promises_of_their_job(name, seed, local_steps):
     plan = replace(plan, cache=replace(plan.cache, local_steps=local_steps))
     assert violations(run(seed, plan)) == []
     if not plan.moves:  # which only the model of an endpoint makes
-        assert violations(run(100 + seed, plan, _core.Service)) == []
+        assert violations(run(100 + seed, plan, _core.Endpoint)) == []
 
 
 def test_caches_read_most_rows_here_when_there_is_time():

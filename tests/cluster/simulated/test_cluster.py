@@ -22,7 +22,7 @@ class Narrow:
     """An endpoint without room for wide tables."""
 
     def __init__(self, *slots):
-        self._service = _core.Service(*slots)
+        self._service = _core.Endpoint(*slots)
 
     def __getattr__(self, name):
         return getattr(self._service, name)
@@ -42,7 +42,7 @@ class Bounded(Whole):
 
 def whole(seed, mode, clocks=12, kind=Whole):
     name, staleness = MODES[mode]
-    cluster = kind(seed, _core.Service, mode=name, staleness=staleness, workers=3, endpoints=4, weather=ROUGH)
+    cluster = kind(seed, _core.Endpoint, mode=name, staleness=staleness, workers=3, endpoints=4, weather=ROUGH)
     program = counting(seed, clocks, think=0.05)
     cluster.start([program] * 3)
     return cluster, program

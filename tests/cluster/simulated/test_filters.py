@@ -18,7 +18,7 @@ from simulated_plans import MODES, MOVES, plan_of
 EXACT = Filters(key_caching=True, zeros=True)
 
 
-class Listing(model.Service):
+class Listing(model.Endpoint):
     """The slow endpoint, which remembers lists now and then, before anything else looks at the message."""
 
     def __init__(self, *where):

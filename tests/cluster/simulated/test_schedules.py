@@ -38,10 +38,10 @@ from tiers import long_but
 def in_arcs(slots, arcs):
     """An endpoint with several arcs."""
     bounds = sorted({bound for first, end in arcs for bound in (first, first + (end - first) // 3, first + 1, end)})
-    return _core.Service(slots, list(pairwise(bounds)))
+    return _core.Endpoint(slots, list(pairwise(bounds)))
 
 
-SERVICES = {"native": _core.Service, "arcs": in_arcs, "model": model.Service}
+SERVICES = {"native": _core.Endpoint, "arcs": in_arcs, "model": model.Endpoint}
 TCP = Weather(ordered=True, loss=0.0, reconnects=0.02)
 
 PLANS = {
@@ -67,7 +67,7 @@ def test_every_schedule_keeps_every_promise(service, plan, mode):
 
 def forgetful(slots, arcs):
     """An endpoint with room for the list of one call or two."""
-    return _core.Service(slots, arcs, key_list_bytes=700)
+    return _core.Endpoint(slots, arcs, key_list_bytes=700)
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_exact_filters_keep_every_promise(mode, deaths):
     counts = Counter()
     for seed in range(6):
         plan = plan_of(mode, {"weather": ROUGH, "deaths": deaths, "filters": Filters(key_caching=True, zeros=True)})
-        cluster = run(seed, plan, forgetful if seed % 2 else _core.Service)
+        cluster = run(seed, plan, forgetful if seed % 2 else _core.Endpoint)
         assert violations(cluster) == [], f"seed {seed}"
         for client in cluster.clients:
             counts += counts_of(client.filter)
@@ -90,7 +90,7 @@ def test_exact_filters_keep_every_promise(mode, deaths):
 def test_slots_that_move_keep_every_promise(plan, mode):
     moved = 0
     for seed in range(6):
-        cluster = run(seed, plan_of(mode, MOVES[plan]), model.Service)
+        cluster = run(seed, plan_of(mode, MOVES[plan]), model.Endpoint)
         assert violations(cluster) == [], f"seed {seed}"
         moved += cluster.map.epoch - 1
     assert moved > 6
@@ -123,7 +123,7 @@ def test_every_checker_finds_a_bug_that_it_names_alone():
 def test_a_zombie_is_fenced():
     fenced = 0
     for seed in range(10):
-        cluster = run(seed, Plan(weather=ROUGH, deaths=1, zombies=True, clocks=8), _core.Service)
+        cluster = run(seed, Plan(weather=ROUGH, deaths=1, zombies=True, clocks=8), _core.Endpoint)
         fenced += sum(isinstance(zombie.error, FencedError) for zombie in cluster.zombies)
     assert fenced > 0
 
@@ -291,12 +291,12 @@ def test_bsp_has_the_same_bits_on_any_number_of_servers(service, mean):
             assert {one.shard(1).step for one in cluster.services.values()} == {steps}
 
 
-class MergesBackwards(model.Service):
+class MergesBackwards(model.Endpoint):
     def merge(self, table, pushes, workers):
         super().merge(table, pushes[::-1], workers)
 
 
-class MergesAsTheyCame(model.Service):
+class MergesAsTheyCame(model.Endpoint):
     def merge(self, table, pushes, workers):
         super().merge(table, [push for push in self.pending if push in pushes], workers)
 

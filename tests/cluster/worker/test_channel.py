@@ -267,7 +267,7 @@ def test_a_parked_pull_is_answered_later():
 
 def test_refused_slots_go_to_who_has_them_by_a_newer_map():
     old, new = Peer(0, 16), Peer(0, 16)
-    new.service.set_map(2, [(8, 16)])
+    new.endpoint.set_map(2, [(8, 16)])
     moved = set(range(8, 16))
 
     def script(number, asked):
@@ -292,7 +292,7 @@ def test_refused_slots_go_to_who_has_them_by_a_newer_map():
         assert old.rows + new.rows == 1000
         assert new.rows > 300
         channel.set_map(map_of(3, (0, 16, new.address, 1)))  # the old one is gone
-        new.service.set_map(3, [(0, 16)])
+        new.endpoint.set_map(3, [(0, 16)])
         pull(channel, range(1000))
         assert len(new.asked) == 4
 
@@ -308,7 +308,7 @@ def test_what_a_dead_server_has_not_answered_goes_at_once_over_a_connection_that
         pushed = push(channel, range(50))
         eventually(lambda: len(silent.asked) == 2)
         assert backup.asked == []
-        backup.service.set_map(3, [(0, 16)])
+        backup.endpoint.set_map(3, [(0, 16)])
         channel.set_map(map_of(3, (0, 16, backup.address, 1)))
         assert len(waiting.result(TIMEOUT)) == 100
         pushed.result()

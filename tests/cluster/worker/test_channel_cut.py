@@ -53,16 +53,16 @@ def through_wires(make_change, mode="asp", folder=None):
         keys = None if folder is None else Keys.load(folder, "server")
         if keys is not None:
             stack.enter_context(Guard(context, keys))
-        services, wires, ranges = [], [], []
+        endpoints, wires, ranges = [], [], []
         for number, (first, end) in enumerate(((0, 6), (6, 16))):
-            service = _core.Service(SLOTS, [(first, end)])
-            service.start_job(ME.job, mode)
-            service.admit(ME.rank, ME.incarnation, 0)
-            service.add_table(0, native(SPEC))
-            loop = start_loop(service, context, "tcp://127.0.0.1:0", keys=keys, heartbeat=0.2, dead_after=0.6)
+            endpoint = _core.Endpoint(SLOTS, [(first, end)])
+            endpoint.start_job(ME.job, mode)
+            endpoint.admit(ME.rank, ME.incarnation, 0)
+            endpoint.add_table(0, native(SPEC))
+            loop = start_loop(endpoint, context, "tcp://127.0.0.1:0", keys=keys, heartbeat=0.2, dead_after=0.6)
             stack.callback(loop.stop)
             wire = stack.enter_context(contextlib.closing(Wire(int(loop.address.rsplit(":")[-1]), make_change(number))))
-            services.append(service)
+            endpoints.append(endpoint)
             wires.append(wire)
             ranges.append((first, end, wire.address, 0))
         policy = Policy(resend_after=0.05, longest=0.2)
@@ -72,7 +72,7 @@ def through_wires(make_change, mode="asp", folder=None):
             policy=policy,
             curve=None if folder is None else curve_keys(folder),
         )
-        yield stack.enter_context(contextlib.closing(channel)), wires, services
+        yield stack.enter_context(contextlib.closing(channel)), wires, endpoints
 
 
 def push(channel, keys, grads):
@@ -109,10 +109,10 @@ def test_cut_connections_lose_no_push_and_apply_none_twice(seed):
     def make_change(number):
         return Faults(random.Random(f"{seed}-{number}"), ["cut"], 5_000)
 
-    with through_wires(make_change) as (channel, wires, services):
+    with through_wires(make_change) as (channel, wires, endpoints):
         expected = train(channel, np.random.default_rng(seed), 150, 10)
         np.testing.assert_array_equal(pull(channel, 500), expected)
-        print([w.cuts for w in wires], channel.metrics(), [service.metrics()["duplicates"] for service in services])
+        print([w.cuts for w in wires], channel.metrics(), [endpoint.metrics()["duplicates"] for endpoint in endpoints])
         assert sum(wire.cuts for wire in wires) > 5
         assert channel.metrics()["resent"] > 0
 

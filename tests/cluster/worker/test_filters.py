@@ -1,4 +1,4 @@
-"""Filters of the traffic: kernels against slow twins, and requests with filters against services without sockets."""
+"""Filters of the traffic: kernels against slow twins, and requests with filters against endpoints without sockets."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Cluster:
         self.dim, self.clock, self.now, self.loss = dim, 0, 0.0, loss
         self.random = random.Random(seed)
         self.bytes = 0  # of requests and replies
-        self.services: dict[str, _core.Service] = {}
+        self.endpoints: dict[str, _core.Endpoint] = {}
         ranges = []
         for i, (first, end) in enumerate(((0, SLOTS // 2), (SLOTS // 2, SLOTS))):
-            service = _core.Service(SLOTS, [(first, end)], **limits)
-            service.set_map(1, [(first, end)])
-            service.start_job(JOB, mode, 0, False)
-            service.add_table(0, native_spec(dim))
-            service.admit(0, 1, 0)
-            self.services[f"tcp://h:{i}"] = service
+            endpoint = _core.Endpoint(SLOTS, [(first, end)], **limits)
+            endpoint.set_map(1, [(first, end)])
+            endpoint.start_job(JOB, mode, 0, False)
+            endpoint.add_table(0, native_spec(dim))
+            endpoint.admit(0, 1, 0)
+            self.endpoints[f"tcp://h:{i}"] = endpoint
             ranges.append((first, end, f"tcp://h:{i}", i))
         policy = Policy(resend_after=0.1, longest=0.1, pause=0.01)
         self.requests = Requests((0, 1, JOB), map_of(1, *ranges), policy)
@@ -51,7 +51,7 @@ class Cluster:
                 for address, frames in asked:
                     self.bytes += sum(map(len, frames))
                     for _ in range(self.copies()):
-                        for _, reply in self.services[address].handle(b"peer", frames):
+                        for _, reply in self.endpoints[address].handle(b"peer", frames):
                             self.bytes += sum(map(len, reply))
                             for _ in range(self.copies()):
                                 self.requests.receive(address, reply, self.now)
@@ -94,13 +94,13 @@ class Cluster:
         self.clock += 1
 
     def metrics(self, name: str) -> float:
-        return sum(service.metrics()[name] for service in self.services.values())
+        return sum(endpoint.metrics()[name] for endpoint in self.endpoints.values())
 
     def rows(self) -> list[tuple[int, tuple[float, ...]]]:
         found = []
-        for service in self.services.values():
+        for endpoint in self.endpoints.values():
             for slot in range(SLOTS):
-                hashes, rows = service.shard(0).read_slot(slot)
+                hashes, rows = endpoint.shard(0).read_slot(slot)
                 found += [(hash, tuple(row)) for hash, row in zip(hashes.tolist(), rows.tolist(), strict=True)]
         return sorted(found)
 
@@ -269,8 +269,8 @@ def test_a_new_job_forgets_the_lists():
     cluster = Cluster()
     cluster.pull(np.arange(100), one(EXACT))
     assert cluster.metrics("key_lists") == 2
-    for service in cluster.services.values():
-        service.start_job(JOB + 1, "bsp", 0, False)
+    for endpoint in cluster.endpoints.values():
+        endpoint.start_job(JOB + 1, "bsp", 0, False)
     assert cluster.metrics("key_lists") == cluster.metrics("key_list_bytes") == 0
 
 
@@ -289,7 +289,7 @@ def test_a_digest_with_another_count_finds_nothing():
 
     def ask(payload: list[Any], **more: Any) -> int:
         frames = [_core.encode_header(payload=payload, **fields, **more), *payload]
-        return _core.decode(cluster.services["tcp://h:0"].handle(b"p", frames)[0][1]).status
+        return _core.decode(cluster.endpoints["tcp://h:0"].handle(b"p", frames)[0][1]).status
 
     name = _core.digest(hashes, JOB)
     assert ask([name], count=20, digest=True) == _core.Status.UNKNOWN_KEY_LIST

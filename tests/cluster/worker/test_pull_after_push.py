@@ -203,19 +203,19 @@ class Network:
     def __init__(self, seed, filters, defect):
         self.random = random.Random(seed)
         self.filter = filters and make_filter(filters, 0, 1, 77)
-        self.services = {A: self.serve(0, 8), B: self.serve(8, SLOTS)}
+        self.endpoints = {A: self.serve(0, 8), B: self.serve(8, SLOTS)}
         self.wire = []
         self.now = 0.0
         policy = Policy(resend_after=0.1, longest=0.2, pause=0.01)
         self.requests = Requests((0, 1, 77), MAP, policy, atomic_clocks=False, defect=defect)
 
     def serve(self, first, end):
-        service = _core.Service(SLOTS, [(first, end)], key_list_bytes=600)  # room for some lists
-        service.set_map(1, [(first, end)])
-        service.start_job(77, "asp", 0, False)
-        service.add_table(0, native_spec())
-        service.admit(0, 1, 0)
-        return service
+        endpoint = _core.Endpoint(SLOTS, [(first, end)], key_list_bytes=600)  # room for some lists
+        endpoint.set_map(1, [(first, end)])
+        endpoint.start_job(77, "asp", 0, False)
+        endpoint.add_table(0, native_spec())
+        endpoint.admit(0, 1, 0)
+        return endpoint
 
     def step(self):
         """Let one thing happen."""
@@ -232,7 +232,7 @@ class Network:
         if chance < 0.25:
             self.wire.append((back, address, frames))
         if back:
-            self.wire += [(False, address, reply) for _, reply in self.services[address].handle(b"peer", frames)]
+            self.wire += [(False, address, reply) for _, reply in self.endpoints[address].handle(b"peer", frames)]
         else:
             self.requests.receive(address, frames, self.now)
 

@@ -371,8 +371,8 @@ def test_a_call_that_cannot_begin_has_a_span_with_its_error(spans):
 
 def test_slots_that_are_elsewhere_end_a_request_and_begin_another_one(spans):
     old, new = Peer(0, 16), Peer(0, 16)
-    old.service.set_map(2, [])
-    new.service.set_map(2, [(0, 16)])
+    old.endpoint.set_map(2, [])
+    new.endpoint.set_map(2, [(0, 16)])
     with traced(old, others=[new]) as channel:
         future = push(channel, [1, 2, 3])
         eventually(lambda: channel.metrics().get("refused"))

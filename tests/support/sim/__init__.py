@@ -1,6 +1,6 @@
 """A cluster in memory: many workers and endpoints, an unreliable network, and simulated time.
 
-model.py      an endpoint's rules, slow and simple: the reference of _core.Service
+model.py      an endpoint's rules, slow and simple: the reference of _core.Endpoint
 network.py    delays, losses, copies, disorder and reconnections, all from a seed; who runs when
 cluster.py    workers as generators, their deaths and returns, maps that change
 whole.py      the same with the real membership, which declares silent processes dead

@@ -1,4 +1,4 @@
-"""The reference of an endpoint in few lines: the twin of ``_core.Service``, with the same interface.
+"""The reference of an endpoint in few lines: the twin of ``_core.Endpoint``, with the same interface.
 
 It remembers every sequence forever instead of a window, and checks its whole state at each event.
 """
@@ -42,7 +42,7 @@ class Push:
         return Push(self.clock, self.table, self.rank, self.sequence, *kept)
 
 
-class Service:
+class Endpoint:
     def __init__(self, slots, arcs):
         self.slots = slots
         self.first, self.end = (arcs[0][0], arcs[-1][1]) if arcs else (0, 0)

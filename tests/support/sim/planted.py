@@ -28,19 +28,19 @@ ASP_MOVES = Plan(mode="asp", weather=ROUGH, moves=4, endpoints=3)
 # --- endpoints ---
 
 
-class ForgetsSequences(model.Service):
+class ForgetsSequences(model.Endpoint):
     def is_done(self, member, slot, sequence):
         return False
 
 
-class RemembersMessagesNotSlots(model.Service):
+class RemembersMessagesNotSlots(model.Endpoint):
     """One window for the whole endpoint: the second part of a call passes for a repetition."""
 
     def is_done(self, member, slot, sequence):
         return any(sequence in seen for seen in member.seen.values())
 
 
-class RemembersTooLittle(model.Service):
+class RemembersTooLittle(model.Endpoint):
     """The window is one sequence: what comes late is taken again."""
 
     def is_done(self, member, slot, sequence):
@@ -48,17 +48,17 @@ class RemembersTooLittle(model.Service):
         return bool(seen) and sequence == max(seen)
 
 
-class AnswersAtOnce(model.Service):
+class AnswersAtOnce(model.Endpoint):
     def may_see(self, message):
         return True
 
 
-class WaitsOneClockLess(model.Service):
+class WaitsOneClockLess(model.Endpoint):
     def may_see(self, message):
         return message.clock - self.slowest() <= self.staleness + 1
 
 
-class AppliesOnArrival(model.Service):
+class AppliesOnArrival(model.Endpoint):
     """Merges nothing: a pull may see pushes of its own clock."""
 
     def push(self, peer, message):
@@ -75,14 +75,14 @@ class AppliesOnArrival(model.Service):
         )
 
 
-class TicksWithoutAsking(model.Service):
+class TicksWithoutAsking(model.Endpoint):
     """A clock ends whether its pushes are here or not."""
 
     def has_seen_mark(self, member, mark):
         return True
 
 
-class TicksForOldMaps(model.Service):
+class TicksForOldMaps(model.Endpoint):
     """A clock ends here though a part of a push is still on its way from the endpoint that had the slots before."""
 
     def tick(self, peer, message):
@@ -91,14 +91,14 @@ class TicksForOldMaps(model.Service):
         self.epoch = epoch
 
 
-class DropsWhatItMerges(model.Service):
+class DropsWhatItMerges(model.Endpoint):
     """Forgets the pushes of one worker when several have the same sequence."""
 
     def merge(self, table, pushes, workers):
         super().merge(table, list({push.sequence: push for push in pushes}.values()), workers)
 
 
-class KeepsTheDeadsPushes(model.Service):
+class KeepsTheDeadsPushes(model.Endpoint):
     """What a dismissed worker had not ticked is merged with a later clock's."""
 
     def dismiss(self, *last):
@@ -119,31 +119,31 @@ class KeepsTheDeadsPushes(model.Service):
         super().go_on()
 
 
-class AdmitsWithoutHolding(model.Service):
+class AdmitsWithoutHolding(model.Endpoint):
     def hold(self):
         clock = super().hold()
         self.cap = None
         return clock
 
 
-class WaitsForTheDead(model.Service):
+class WaitsForTheDead(model.Endpoint):
     def dismiss(self, rank, incarnation, clock, tables):
         pass
 
 
-class DismissesByItsOwnClock(model.Service):
+class DismissesByItsOwnClock(model.Endpoint):
     """A last tick that has not come here counts elsewhere alone."""
 
     def dismiss(self, rank, incarnation, clock, tables):
         super().dismiss(rank, incarnation)
 
 
-class ForgetsWhatALastTickNamed(model.Service):
+class ForgetsWhatALastTickNamed(model.Endpoint):
     def fence(self, rank, incarnation):
         return super().fence(rank, incarnation)[0], ()
 
 
-class TakesFromTheFenced(model.Service):
+class TakesFromTheFenced(model.Endpoint):
     """A tick that comes after the clocks were compared counts."""
 
     def refusal(self, message):
@@ -152,7 +152,7 @@ class TakesFromTheFenced(model.Service):
         return super().refusal(message)
 
 
-class ServesTheFenced(model.Service):
+class ServesTheFenced(model.Endpoint):
     """Takes messages of an incarnation that was dismissed."""
 
     def refusal(self, message):
@@ -160,7 +160,7 @@ class ServesTheFenced(model.Service):
         return None if status == Status.FENCED and message.worker in self.members else status
 
 
-class AnswersFromACopy(model.Service):
+class AnswersFromACopy(model.Endpoint):
     """Now and then a pull is answered from how the rows were a while ago."""
 
     def pull(self, peer, message):
@@ -181,7 +181,7 @@ class AnswersFromACopy(model.Service):
             )
 
 
-class TearsRows(model.Service):
+class TearsRows(model.Endpoint):
     """Writes half of each row, and the other half with the next message."""
 
     def step(self, table, hashes, grads, *seen):
@@ -195,7 +195,7 @@ class TearsRows(model.Service):
         super().step(table, hashes, first, *seen)
 
 
-class AcknowledgesTooEarly(model.Service):
+class AcknowledgesTooEarly(model.Endpoint):
     """Says that a push is done, and does it with the next message."""
 
     def step(self, table, hashes, grads, *seen):
@@ -235,32 +235,32 @@ PLANTED = {
     "rows are written by halves": (TearsRows, SOUND, ASP, {"torn rows"}),
     "acknowledged before it is done": (AcknowledgesTooEarly, SOUND, ASP, {"read my writes"}),
     "the client forgets refused slots": (
-        model.Service,
+        model.Endpoint,
         ClientDefect.FORGETS_REFUSED_SLOTS,
         ASP_MOVES,
         {"exactly once"},
     ),
     "the client resends as if it were new": (
-        model.Service,
+        model.Endpoint,
         ClientDefect.RESENDS_WITH_A_NEW_SEQUENCE,
         ASP,
         {"exactly once"},
     ),
-    "the client takes early for done": (model.Service, ClientDefect.TAKES_EARLY_FOR_DONE, BSP_ALONE, {"progress"}),
-    "the client ticks before its reads": (model.Service, ClientDefect.TICKS_BEFORE_ITS_READS, BSP, {"bounds"}),
+    "the client takes early for done": (model.Endpoint, ClientDefect.TAKES_EARLY_FOR_DONE, BSP_ALONE, {"progress"}),
+    "the client ticks before its reads": (model.Endpoint, ClientDefect.TICKS_BEFORE_ITS_READS, BSP, {"bounds"}),
     "the client ticks before its pushes are everywhere": (
-        model.Service,
+        model.Endpoint,
         ClientDefect.TICKS_BEFORE_ITS_PUSHES_ARE_EVERYWHERE,
         BSP_DEATHS,
         {"atomic clocks"},
     ),
-    "the client sends once": (model.Service, ClientDefect.SENDS_ONCE, ASP, {"progress"}),
+    "the client sends once": (model.Endpoint, ClientDefect.SENDS_ONCE, ASP, {"progress"}),
     "one answer is enough for the client": (
-        model.Service,
+        model.Endpoint,
         ClientDefect.DONE_BY_THE_FIRST_PART,
         ASP,
         {"exactly once", "read my writes"},
     ),
-    "the client takes any answer": (model.Service, ClientDefect.TAKES_ANY_ANSWER, ASP, {"exactly once"}),
-    "the client keeps its old map": (model.Service, ClientDefect.KEEPS_ITS_OLD_MAP, ASP_MOVES, {"progress"}),
+    "the client takes any answer": (model.Endpoint, ClientDefect.TAKES_ANY_ANSWER, ASP, {"exactly once"}),
+    "the client keeps its old map": (model.Endpoint, ClientDefect.KEEPS_ITS_OLD_MAP, ASP_MOVES, {"progress"}),
 }

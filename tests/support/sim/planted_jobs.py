@@ -15,7 +15,7 @@ class _Changed:
     """An endpoint of which some calls are others."""
 
     def __init__(self, slots, arcs):
-        self._service = _core.Service(slots, arcs)
+        self._service = _core.Endpoint(slots, arcs)
 
     def __getattr__(self, name):
         return getattr(self._service, name)

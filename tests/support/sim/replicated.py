@@ -271,7 +271,7 @@ class Replicated(Whole):
         self.seed = seed
         self.replicas, self.endpoints_each, self.disk, self.slot_bytes = replicas, endpoints_each, disk, slot_bytes
         self.copy_rate = copy_rate
-        super().__init__(seed, _core.Service, endpoints=servers, **arguments)
+        super().__init__(seed, _core.Endpoint, endpoints=servers, **arguments)
         if saves:
             self.saves = Saves(self)
         if pings:
@@ -309,7 +309,7 @@ class Replicated(Whole):
         return None if self.saves is None else Saver(client)
 
     def new_service(self, address):
-        return _core.Service(self.slots, [])
+        return _core.Endpoint(self.slots, [])
 
     def add_server(self):
         server = self.server_kind(self, len(self.servers), self.endpoints_each)

@@ -93,7 +93,7 @@ class Plan:
     is_fit: bool = False  # pulls are begun a clock early
 
 
-def run(seed, plan, service=model.Service, defect=ClientDefect.NONE):
+def run(seed, plan, service=model.Endpoint, defect=ClientDefect.NONE):
     """Run a schedule; returns the cluster, which has the history."""
     cluster = Cluster(
         seed, service, mode=plan.mode, staleness=plan.staleness, mean=plan.mean, workers=plan.workers,

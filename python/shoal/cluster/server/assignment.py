@@ -6,7 +6,7 @@ true (csrc/endpoint/endpoint.h); it is confirmed when all that was accepted for 
 acknowledged. Nothing waits here: what is under way is looked at by :meth:`ServerControl.poll`.
 
     order(..)   --> executed, at positions of the logs --> poll: committed --> OrderReply
-    assign(..)  --> pending order on adopted copies --> Service.assign --> poll: retired --> Assigned
+    assign(..)  --> pending order on adopted copies --> Endpoint.assign --> poll: retired --> Assigned
                                                   streams' states --> poll --> ReportStream
 
 Invariants
@@ -73,7 +73,7 @@ _LOAD = "a load"  # the fault of a stream whose endpoint loads rows
 
 _NO_CODE = AllowedCode()
 
-Controlled: TypeAlias = _core.Service | _core.Replica
+Controlled: TypeAlias = _core.Endpoint | _core.Replica
 
 
 class Outcome(NamedTuple):
@@ -89,13 +89,14 @@ class Outcome(NamedTuple):
     least: int | None = None
 
 
-def obey(services: Sequence[Controlled], order: OrderBody, code: AllowedCode = _NO_CODE) -> Outcome:
+def obey(endpoints: Sequence[Controlled], order: OrderBody, code: AllowedCode = _NO_CODE) -> Outcome:
     """Execute an order on all endpoints of a server, which may run the given code of users."""
     if isinstance(order, AddTable):
-        return Outcome(refused=_add_table(services, order, code))
+        return Outcome(refused=_add_table(endpoints, order, code))
     if isinstance(order, Fence):
         fenced = [
-            (service.fence(order.rank, order.incarnation, order.job), _serves(service, order)) for service in services
+            (endpoint.fence(order.rank, order.incarnation, order.job), _serves(endpoint, order))
+            for endpoint in endpoints
         ]
         clock, tables = max(last for last, _ in fenced)
         return Outcome(
@@ -103,52 +104,52 @@ def obey(services: Sequence[Controlled], order: OrderBody, code: AllowedCode = _
         )
     if isinstance(order, StartJob):
         try:
-            return Outcome(max(_obey(service, order) for service in services))
+            return Outcome(max(_obey(endpoint, order) for endpoint in endpoints))
         except _WRONG as error:  # harmless: the next job starts from its own settings
             return Outcome(refused=ErrorReply("input", str(error)))
-    return Outcome(max(_obey(service, order) for service in services))
+    return Outcome(max(_obey(endpoint, order) for endpoint in endpoints))
 
 
-def _serves(service: Controlled, order: Fence) -> bool:
+def _serves(endpoint: Controlled, order: Fence) -> bool:
     """Whether an endpoint has arcs, and has admitted a worker."""
-    if isinstance(service, _core.Replica):
+    if isinstance(endpoint, _core.Replica):
         return True
-    metrics = service.metrics()
+    metrics = endpoint.metrics()
     job = metrics["jobs"].get(order.job) if order.job else metrics
     return job is not None and order.rank in job["clocks"]
 
 
-def _obey(service: Controlled, order: OrderBody) -> int:
+def _obey(endpoint: Controlled, order: OrderBody) -> int:
     if isinstance(order, StartJob):
         rules = order.rules
-        service.start_job(order.job, rules.mode, rules.waits, rules.mean, order.before, order.named)
+        endpoint.start_job(order.job, rules.mode, rules.waits, rules.mean, order.before, order.named)
         for rank, incarnation in enumerate(order.incarnations):
-            service.admit(rank, incarnation, 0, order.job if order.named else 0)
+            endpoint.admit(rank, incarnation, 0, order.job if order.named else 0)
     elif isinstance(order, EndJob):
-        service.end_job(order.job)
+        endpoint.end_job(order.job)
     elif isinstance(order, Hold):
-        return service.hold(order.job)
+        return endpoint.hold(order.job)
     elif isinstance(order, Admit):
-        service.admit(order.rank, order.incarnation, order.clock, order.job)
+        endpoint.admit(order.rank, order.incarnation, order.clock, order.job)
     elif isinstance(order, Dismiss):
-        return service.dismiss(order.rank, order.incarnation, order.clock, order.tables, order.job)
-    elif isinstance(order, DropTable) and order.id in service.tables():
-        service.drop_table(order.id)
+        return endpoint.dismiss(order.rank, order.incarnation, order.clock, order.tables, order.job)
+    elif isinstance(order, DropTable) and order.id in endpoint.tables():
+        endpoint.drop_table(order.id)
     return 0
 
 
-def _add_table(services: Sequence[Controlled], order: AddTable, code: AllowedCode) -> ErrorReply | None:
+def _add_table(endpoints: Sequence[Controlled], order: AddTable, code: AllowedCode) -> ErrorReply | None:
     if refusal := code.refusal(order.form):
         return ErrorReply("input", refusal)
     made = []
     try:
         spec = order.form.native()
-        for service in services:  # copies that were promoted meanwhile may have the table: the others get it
-            service.add_table(order.id, spec)
-            made.append(service)
+        for endpoint in endpoints:  # copies that were promoted meanwhile may have the table: the others get it
+            endpoint.add_table(order.id, spec)
+            made.append(endpoint)
     except (MemoryBudgetExceededError, MemoryError, *_WRONG) as error:
-        for service in made:
-            service.drop_table(order.id)
+        for endpoint in made:
+            endpoint.drop_table(order.id)
         if isinstance(error, MemoryError):
             return ErrorReply("memory", "its machine has no memory left: make the table smaller, or start more servers")
         return ErrorReply("input" if isinstance(error, _WRONG) else "memory", str(error))
@@ -159,7 +160,7 @@ class _Ordered(NamedTuple):
     """The reply to an order, and the positions up to which the logs must be committed before it is sent."""
 
     reply: OrderReply
-    positions: tuple[tuple[_core.Service, int], ...]
+    positions: tuple[tuple[_core.Endpoint, int], ...]
 
 
 class ServerControl:
@@ -167,15 +168,15 @@ class ServerControl:
 
     def __init__(
         self,
-        services: Mapping[str, _core.Service],
+        endpoints: Mapping[str, _core.Endpoint],
         sender: bytes,
         server_key: str = "",
         code: AllowedCode = _NO_CODE,
     ) -> None:
         self._code = code
-        self._services = dict(services)
+        self._endpoints = dict(endpoints)
         self.table_names: dict[int, str] = {}  # by number
-        self._counters = ServerCounters(services, lambda: dict(self.table_names))
+        self._counters = ServerCounters(endpoints, lambda: dict(self.table_names))
         self._sender = sender
         self._server_key = server_key
         self._map: ClusterMap | None = None
@@ -208,7 +209,7 @@ class ServerControl:
         return self._own(self._map)
 
     def _own(self, map: ClusterMap) -> tuple[Endpoint, ...]:
-        return tuple(endpoint for endpoint in map.endpoints if endpoint.address in self._services)
+        return tuple(endpoint for endpoint in map.endpoints if endpoint.address in self._endpoints)
 
     @property
     def is_drained(self) -> bool:
@@ -223,13 +224,13 @@ class ServerControl:
     @property
     def has_streams(self) -> bool:
         """Whether this server sends streams, whose states :meth:`poll` reports."""
-        return self._map is not None and any(_outgoing(self._map, endpoint) for endpoint in self.endpoints)
+        return self._map is not None and any(_outgoing(self._map, endpoint.id) for endpoint in self.endpoints)
 
     @property
     def is_copying(self) -> bool:
         """Whether a stream of this server copies an arc, whose arrival :meth:`poll` reports."""
         return self._map is not None and any(
-            stream.arriving for endpoint in self.endpoints for stream in _outgoing(self._map, endpoint)
+            stream.arriving for endpoint in self.endpoints for stream in _outgoing(self._map, endpoint.id)
         )
 
     def unready(self, replicas: int) -> list[str]:
@@ -237,7 +238,7 @@ class ServerControl:
         map = self._map
         if map is None:
             return ["it has no map"]
-        endpoints = {endpoint.id for endpoint in map.endpoints if endpoint.address in self._services}
+        endpoints = {endpoint.id for endpoint in map.endpoints if endpoint.address in self._endpoints}
         reasons = [f"the map of epoch {map.epoch} is not carried out yet"] if self._unconfirmed else []
         copies = Counter(arc for stream in map.streams for arc in stream.arcs)
         lacking = sum(
@@ -265,22 +266,22 @@ class ServerControl:
 
     def order(self, order: Order) -> None:
         """Execute an order. Its reply follows from :meth:`poll`."""
-        services = list(self._services.values())
+        endpoints = list(self._endpoints.values())
         figures: tuple[dict[str, Any], ...] = ()
         try:
-            outcome = obey(services, order.body, self._code)
+            outcome = obey(endpoints, order.body, self._code)
             if isinstance(order.body, AddTable):
                 self.table_names[order.body.id] = order.body.form.name
             elif isinstance(order.body, DropTable):
                 self.table_names.pop(order.body.id, None)
             if isinstance(order.body, ReportMetrics):
-                figures = tuple(service.metrics() | _replication_metrics(service) for service in services)
+                figures = tuple(endpoint.metrics() | _replication_metrics(endpoint) for endpoint in endpoints)
         except Exception as error:  # any error: the cluster cannot continue with a server that misses an order
             _log.exception("order %d failed: %s", order.number, order.body)
             reply = OrderReply(self._sender, order.number, fault=f"{type(error).__name__}: {error}")
         else:
             reply = self._reply(order, outcome, figures)
-        positions = () if figures else tuple((service, service.position()) for service in services)
+        positions = () if figures else tuple((endpoint, endpoint.position()) for endpoint in endpoints)
         self._ordered = _Ordered(reply, positions)
 
     def _reply(self, order: Order, outcome: Outcome, figures: tuple[dict[str, Any], ...] = ()) -> OrderReply:
@@ -298,12 +299,12 @@ class ServerControl:
 
     def close_streams(self, request: CloseStreams) -> StreamsClosed:
         """Take no more records of streams whose primaries have died; return how far the copies are."""
-        for service in self._services.values():
-            service.close_incoming(request.streams)
+        for endpoint in self._endpoints.values():
+            endpoint.close_incoming(request.streams)
         stamps = tuple(
             ArcStamp(endpoint.id, first_slot, stamp)
             for endpoint in self.endpoints
-            for first_slot, stamp in self._services[endpoint.address].stamps().items()
+            for first_slot, stamp in self._endpoints[endpoint.address].stamps().items()
         )
         return StreamsClosed(self._sender, request.streams, stamps)
 
@@ -325,15 +326,15 @@ class ServerControl:
         """Make the endpoints do what a map says, unless it is older than the present one."""
         if self._map is not None and map.epoch <= self._map.epoch:
             return
-        mine = {endpoint.address: endpoint for endpoint in self._own(map)}
-        for address, service in self._services.items():
-            endpoint = mine.get(address)
-            if endpoint is None:
-                service.assign(map.epoch, [])
+        numbers = {entry.address: entry.id for entry in self._own(map)}
+        for address, endpoint in self._endpoints.items():
+            number = numbers.get(address)
+            if number is None:
+                endpoint.assign(map.epoch, [])
                 continue
-            service.assign(
+            endpoint.assign(
                 map.epoch,
-                map.arc_ranges(endpoint.id),
+                map.arc_ranges(number),
                 [
                     (
                         stream.id,
@@ -342,16 +343,16 @@ class ServerControl:
                         _ranges(map, stream.arcs),
                         _ranges(map, stream.arriving),
                     )
-                    for stream in _outgoing(map, endpoint)
+                    for stream in _outgoing(map, number)
                 ],
-                [(stream.id, _ranges(map, stream.arcs)) for stream in map.streams if stream.backup == endpoint.id],
+                [(stream.id, _ranges(map, stream.arcs)) for stream in map.streams if stream.backup == number],
                 copy_rate,
             )
         self._map = map  # now that all endpoints have carried it out
         arriving = {stream.id: {-1, *stream.arriving} for stream in map.streams}
         self._reported = {report for report in self._reported if report[1] in arriving.get(report[0], ())}
         self._silent_since = {id: since for id, since in self._silent_since.items() if id in arriving}
-        self._counters.keep_streams({stream.id for one in mine.values() for stream in _outgoing(map, one)})
+        self._counters.keep_streams({stream.id for number in numbers.values() for stream in _outgoing(map, number)})
 
     def _catch_up(self, order: Order, map: ClusterMap) -> OrderReply | None:
         """Execute the pending order on the copies that become primary here; return its outcome there.
@@ -365,7 +366,7 @@ class ServerControl:
             for stream in self._map.streams:
                 arcs = [arc for arc in stream.arcs if map.arcs[arc].primary == stream.backup]
                 if stream.backup in mine and stream.primary not in living and arcs:
-                    replica = self._services[mine[stream.backup]].replica(stream.id, _ranges(map, arcs))
+                    replica = self._endpoints[mine[stream.backup]].replica(stream.id, _ranges(map, arcs))
                     outcomes.append(_obey_again(replica, order.body, self._code))
         self._caught_up = map.epoch
         if not outcomes:
@@ -381,10 +382,10 @@ class ServerControl:
     def poll(self, now: float) -> list[OrderReply | Assigned | ReportStream]:
         """Return what is to be sent to the scheduler: replies and confirmations, and requests, each once."""
         out: list[OrderReply | Assigned | ReportStream] = []
-        if self._ordered is not None and all(service.committed(at) for service, at in self._ordered.positions):
+        if self._ordered is not None and all(endpoint.committed(at) for endpoint, at in self._ordered.positions):
             out.append(self._ordered.reply)
             self._ordered = None
-        if self._unconfirmed and (self._fault or all(service.retired() for service in self._services.values())):
+        if self._unconfirmed and (self._fault or all(endpoint.retired() for endpoint in self._endpoints.values())):
             assert self._map is not None or self._fault
             epoch = self._faulty_epoch if self._map is None or self._fault else self._map.epoch
             out.append(Assigned(self._sender, epoch, self._outcome, self._fault))
@@ -406,8 +407,8 @@ class ServerControl:
         assert self._map is not None
         arcs = {(arc.first_slot, arc.end_slot): number for number, arc in enumerate(self._map.arcs)}
         streams = {stream.id: stream for stream in self._map.streams}
-        for address, service in self._services.items():
-            for state in service.replication()["streams"]:
+        for address, endpoint in self._endpoints.items():
+            for state in endpoint.replication()["streams"]:
                 id = state["stream"]
                 if id not in streams:
                     continue
@@ -437,8 +438,8 @@ class ServerControl:
         Of an endpoint that is executing a request, such as a function of all rows, it returns what it did before:
         a server that is busy is not dead.
         """
-        for address, service in self._services.items():
-            loads = service.arc_loads(_BUSY_SECONDS)
+        for address, endpoint in self._endpoints.items():
+            loads = endpoint.arc_loads(_BUSY_SECONDS)
             if loads is None:
                 continue
             former = self._used.get(address, {})
@@ -456,8 +457,8 @@ class ServerControl:
         """Return how far the backups of this server's streams are behind. As :meth:`loads`."""
         if not self.has_streams:
             return ()
-        for address, service in self._services.items():
-            replication = service.replication(_BUSY_SECONDS)
+        for address, endpoint in self._endpoints.items():
+            replication = endpoint.replication(_BUSY_SECONDS)
             if replication is None:
                 continue
             found = []
@@ -485,9 +486,9 @@ def _obey_again(replica: _core.Replica, order: OrderBody, code: AllowedCode) -> 
     return obey([replica], order, code)
 
 
-def _replication_metrics(service: _core.Service) -> dict[str, int]:
+def _replication_metrics(endpoint: _core.Endpoint) -> dict[str, int]:
     """Return the counters of the streams of an endpoint."""
-    now = service.replication()
+    now = endpoint.replication()
     return {
         "records": now["position"],
         "held_replies": now["held"],
@@ -497,8 +498,8 @@ def _replication_metrics(service: _core.Service) -> dict[str, int]:
     }
 
 
-def _outgoing(map: ClusterMap, endpoint: Endpoint) -> list[Stream]:
-    return [stream for stream in map.streams if stream.primary == endpoint.id]
+def _outgoing(map: ClusterMap, endpoint: int) -> list[Stream]:
+    return [stream for stream in map.streams if stream.primary == endpoint]
 
 
 def _ranges(map: ClusterMap, arcs: Iterable[int]) -> list[tuple[int, int]]:

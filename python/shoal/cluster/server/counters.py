@@ -64,10 +64,10 @@ class ReplicationLag:
 class ServerCounters:
     """The metrics of a server's endpoints."""
 
-    def __init__(self, services: Mapping[str, _core.Service], names: Callable[[], Mapping[int, str]]) -> None:
-        self._services = dict(services)
+    def __init__(self, endpoints: Mapping[str, _core.Endpoint], names: Callable[[], Mapping[int, str]]) -> None:
+        self._endpoints = dict(endpoints)
         self._names = names
-        self._fits = FitReader(self._services, names)
+        self._fits = FitReader(self._endpoints, names)
         self._lock = threading.Lock()
         self._metrics: dict[str, dict[str, Any] | None] = {}  # by address: what was found last, as in the next ones
         self._held: dict[str, dict[str, int]] = {}
@@ -118,8 +118,8 @@ class ServerCounters:
         names = self._names()
         counts: Counter[tuple[str, int]] = Counter()
         sampled = 0
-        for service in self._services.values():
-            found = service.hot_keys(_MAX_HOT_KEYS, _BUSY_SECONDS)
+        for endpoint in self._endpoints.values():
+            found = endpoint.hot_keys(_MAX_HOT_KEYS, _BUSY_SECONDS)
             if found is not None:
                 keys, samples = found
                 sampled += samples
@@ -132,8 +132,8 @@ class ServerCounters:
         requests: Counter[str] = Counter()
         push_staleness: Counter[int] = Counter()
         pull_staleness: Counter[int] = Counter()
-        for address, service in self._services.items():
-            found = self._metrics[address] = service.metrics(_BUSY_SECONDS) or self._metrics.get(address)
+        for address, endpoint in self._endpoints.items():
+            found = self._metrics[address] = endpoint.metrics(_BUSY_SECONDS) or self._metrics.get(address)
             if found is None:
                 continue
             total.update({name: count for name, count in found.items() if isinstance(count, int)})
@@ -141,7 +141,7 @@ class ServerCounters:
             push_staleness.update(found["push_staleness"])
             pull_staleness.update(found["pull_staleness"])
             error += found["narrowed_squared_error"]
-            loads, streams = service.table_loads(_BUSY_SECONDS), service.replication(_BUSY_SECONDS)
+            loads, streams = endpoint.table_loads(_BUSY_SECONDS), endpoint.replication(_BUSY_SECONDS)
             if loads is not None and streams is not None:
                 self._note(address, loads)
                 self._held[address] = {
@@ -174,7 +174,7 @@ class ServerCounters:
                 for name in _COUNTERS:
                     self._risen[name][table] += max(0, load.get(name, 0) - before.get(name, 0))
         present = {first for first, _, _ in loads}
-        served = self._services[address].arc_loads(_BUSY_SECONDS)
+        served = self._endpoints[address].arc_loads(_BUSY_SECONDS)
         if served is not None:  # arcs without tables too: what a table does there later is new
             present |= {first for first, *_ in served}
         self._arcs[address] = {first: arcs.get(first, {}) for first in present}

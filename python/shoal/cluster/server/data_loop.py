@@ -18,7 +18,7 @@ from shoal.cluster.protocol.libzmq import backend
 
 
 def start_loop(
-    service: _core.Service,
+    endpoint: _core.Endpoint,
     context: zmq.Context[Any],
     address: str,
     *,
@@ -28,10 +28,10 @@ def start_loop(
     max_message: int = 64 << 20,
     unsent_bytes: int = 1 << 30,
 ) -> _core.DataLoop:
-    """Bind an address and serve a service there, in a thread of C++."""
+    """Bind an address and serve an endpoint there, in a thread of C++."""
     silence = 5 * heartbeat if dead_after is None else dead_after
     return _core.DataLoop(
-        service,
+        endpoint,
         context.underlying,
         backend(),
         address,

@@ -21,8 +21,8 @@ _MOST = 1 << 62  # numbers from here on are not those of a fit
 class FitReader:
     """Reads the fits of a server's endpoints."""
 
-    def __init__(self, services: Mapping[str, _core.Service], names: Callable[[], Mapping[int, str]]) -> None:
-        self._services = dict(services)
+    def __init__(self, endpoints: Mapping[str, _core.Endpoint], names: Callable[[], Mapping[int, str]]) -> None:
+        self._endpoints = dict(endpoints)
         self._names = names
         self._known: dict[tuple[str, int], FitStatus] = {}  # by address and table
 
@@ -31,17 +31,17 @@ class FitReader:
         known = {}
         for table, name in self._names().items():
             if name.endswith(SUFFIX):
-                for address, service in self._services.items():
+                for address, endpoint in self._endpoints.items():
                     before = self._known.get((address, table))
-                    fit = _read(service, table, name.removesuffix(SUFFIX), before)
+                    fit = _read(endpoint, table, name.removesuffix(SUFFIX), before)
                     if fit is not None:
                         known[address, table] = fit
         self._known = known
         return running_first(known.values())[:MAX_FITS]
 
 
-def _read(service: _core.Service, table: int, name: str, before: FitStatus | None) -> FitStatus | None:
-    found = _peek(service, table, [place(HEADER)])
+def _read(endpoint: _core.Endpoint, table: int, name: str, before: FitStatus | None) -> FitStatus | None:
+    found = _peek(endpoint, table, [place(HEADER)])
     if found is None:
         return before
     header = Header.from_row(found[0]) if found else Header()
@@ -49,10 +49,10 @@ def _read(service: _core.Service, table: int, name: str, before: FitStatus | Non
     if not is_fit:  # none has begun, or the rows are a user's
         return None
     epoch, known = header.epoch, header.known
-    models = _sums(service, table, header, epoch)
+    models = _sums(endpoint, table, header, epoch)
     if models and epoch and (header.is_over or epoch >= header.epochs) and not any(one.examples for one in models):
         epoch -= 1  # the last one: the next will not begin
-        models = _sums(service, table, header, epoch)
+        models = _sums(endpoint, table, header, epoch)
         known -= models[0].examples if models else 0
     if not models:
         return before
@@ -61,16 +61,16 @@ def _read(service: _core.Service, table: int, name: str, before: FitStatus | Non
     return FitStatus(*about, epoch + 1, header.epochs, max(0, known), header.models, models)
 
 
-def _sums(service: _core.Service, table: int, header: Header, epoch: int) -> tuple[FitModelStatus, ...]:
+def _sums(endpoint: _core.Endpoint, table: int, header: Header, epoch: int) -> tuple[FitModelStatus, ...]:
     """Return what the models have learned from in a pass; empty if their rows cannot be read now."""
     models = range(min(header.models, MAX_MODELS))
-    rows = _peek(service, table, [place(SUMS, model, epoch % PASSES) for model in models])
+    rows = _peek(endpoint, table, [place(SUMS, model, epoch % PASSES) for model in models])
     return tuple(FitModelStatus(*PassMetrics.from_row(row, header.classes)) for row in rows or ())
 
 
-def _peek(service: _core.Service, table: int, places: list[int]) -> list[list[int]] | None:
+def _peek(endpoint: _core.Endpoint, table: int, places: list[int]) -> list[list[int]] | None:
     """Return rows; none if the endpoint does not serve them, None if it is busy."""
-    found = service.peek(table, _core.unmix(np.array(places, np.uint64)), _BUSY_SECONDS)
+    found = endpoint.peek(table, _core.unmix(np.array(places, np.uint64)), _BUSY_SECONDS)
     if found is None:
         return None
     rows: list[list[int]] = found.tolist() if found.shape[1] == DIM else []

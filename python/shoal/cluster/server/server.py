@@ -1,6 +1,6 @@
 """The process of a server: endpoints that serve rows, and the connection to the scheduler.
 
-Each endpoint is a Service and a data loop of its own, in C++ threads that share nothing. This module creates them,
+Each endpoint has a data loop of its own, in C++ threads that share nothing. This module creates them,
 registers their addresses with the scheduler, and has the scheduler's orders and assignments executed on all of them
 (server/assignment.py). No request passes through Python. Threads of Python write and read the files of saves and loads
 (server/tasks.py).
@@ -101,7 +101,7 @@ class Server:
         self._control: ServerControl | None = None
         self._reports: list[PendingRequest] = []
         self.node = config.node or socket.gethostname()
-        services: list[_core.Service] = []
+        endpoints: list[_core.Endpoint] = []
         self._loops: list[_core.DataLoop] = []
         self._figures: Figures | None = None  # for heartbeats, which must not wait for an endpoint
         self._figures_at = -math.inf
@@ -131,11 +131,11 @@ class Server:
             space = None if tier is None else _core.TierSpace(tier.memory_bytes)
             addresses = []
             for k in range(config.threads):
-                service = _core.Service(welcome.slots, tier=space)
-                loop = start_loop(service, context, _numbered(bind, k), keys=keys, heartbeat=welcome.heartbeat)
+                endpoint = _core.Endpoint(welcome.slots, tier=space)
+                loop = start_loop(endpoint, context, _numbered(bind, k), keys=keys, heartbeat=welcome.heartbeat)
                 undo.callback(loop.stop)
-                undo.callback(TaskRunner(service, roots).stop)
-                services.append(service)
+                undo.callback(TaskRunner(endpoint, roots).stop)
+                endpoints.append(endpoint)
                 self._loops.append(loop)
                 addresses.append(_advertised(bind, loop.address, config.advertise))
             wanted = Join(config.rank, tuple(addresses), node=self.node, spare=config.spare)
@@ -145,7 +145,7 @@ class Server:
             if tier is not None and space is not None:
                 open_space(space, tier, f"server-{joined.rank}")
             self.endpoints = joined.map.of_server(joined.rank)
-            addressed = {one.address: service for one, service in zip(self.endpoints, services, strict=True)}
+            addressed = {one.address: endpoint for one, endpoint in zip(self.endpoints, endpoints, strict=True)}
             key = "" if keys is None else keys.public.decode("ascii")  # all servers have that of their role
             control = ServerControl(addressed, self._scheduler.sender, key, code)
             control.table_names.update({table.id: table.form.name for table in joined.tables})
@@ -153,8 +153,8 @@ class Server:
             own = sum(end - first for endpoint in self.endpoints for first, end in joined.map.run_ranges(endpoint.id))
             share = memory // max(own, 1) if memory is not None else slot_memory
             if share is not None and own:  # else slots will be moved here, with their shares
-                for service in services:
-                    service.set_memory(share)
+                for endpoint in endpoints:
+                    endpoint.set_memory(share)
             self._control = control
             self._closing = undo.pop_all()
 

@@ -41,15 +41,15 @@ _task: msgspec.msgpack.Decoder[WriteTask | ReadTask] = msgpack_decoder(WriteTask
 class TaskRunner:
     """Executes the tasks that workers send to an endpoint, until it is stopped."""
 
-    def __init__(self, service: _core.Service, roots: StorageRoots | None = None) -> None:
-        self._service = service
+    def __init__(self, endpoint: _core.Endpoint, roots: StorageRoots | None = None) -> None:
+        self._endpoint = endpoint
         self._roots = roots
         self._threads: list[threading.Thread] = []
         self._main = threading.Thread(target=self._run, name="shoal-tasks", daemon=True)
         self._main.start()
 
     def _run(self) -> None:
-        while (session := self._service.next_session()) is not None:
+        while (session := self._endpoint.next_session()) is not None:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             mailbox = _TaskMailbox(session)
             thread = threading.Thread(
@@ -64,7 +64,7 @@ class TaskRunner:
 
     def stop(self) -> None:
         """Cancel the running tasks; a thread that is blocked by a disk is not waited for long."""
-        self._service.close_sessions()
+        self._endpoint.close_sessions()
         self._main.join()
         for thread in self._threads:
             thread.join(_JOIN_SECONDS)

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 import shoal
-from service_peer import Worker, deliver, part_named, released
+from endpoint_peer import Worker, deliver, part_named, released
 from shoal import _core
 from shoal._core import Op, Status, WireDtype
 from table_specs import native, native_spec, table_spec
@@ -37,17 +37,17 @@ ARCS = {
 Message = list[Any]
 
 
-def served(arcs: list[tuple[int, int]], mode: str, *, mean: bool = False, narrow: bool = False) -> _core.Service:
-    service = _core.Service(SLOTS, arcs)
-    service.set_memory(1_000_000)
+def served(arcs: list[tuple[int, int]], mode: str, *, mean: bool = False, narrow: bool = False) -> _core.Endpoint:
+    endpoint = _core.Endpoint(SLOTS, arcs)
+    endpoint.set_memory(1_000_000)
     for id, spec in TABLES.items():
         # Rounding noise depends on the step, which is an arc's own unless a step is that of a clock.
         changed = {"optimizer": TABLES[0].optimizer} if mode != "bsp" else {"dtype": "bfloat16"} if narrow else {}
-        service.add_table(id, native(structs.replace(spec, **changed)))
-    service.start_job(1, mode, 1, mean)
+        endpoint.add_table(id, native(structs.replace(spec, **changed)))
+    endpoint.start_job(1, mode, 1, mean)
     for rank in range(RANKS):
-        service.admit(rank, 1, 0)
-    return service
+        endpoint.admit(rank, 1, 0)
+    return endpoint
 
 
 class Traffic:
@@ -141,10 +141,10 @@ READS = [Op.PULL, Op.PULL, Op.CONTAINS, Op.STATE, Op.SLOT, Op.SECTION]
 OTHERS = [Op.TICK, Op.TICK, Op.TICK]
 
 
-def reported(service: _core.Service) -> dict[str, Any]:
-    """What a service reports, but for what is kept for the arcs of one message apart."""
+def reported(endpoint: _core.Endpoint) -> dict[str, Any]:
+    """What an endpoint reports, but for what is kept for the arcs of one message apart."""
     apart = {"pending_bytes", "pending_peak", "dropped_pushes"}
-    return {name: value for name, value in service.metrics().items() if name not in apart}
+    return {name: value for name, value in endpoint.metrics().items() if name not in apart}
 
 
 def contents(shard: _core.Shard) -> list[tuple[Any, ...]]:
@@ -164,22 +164,22 @@ def test_replies_and_rows_are_those_of_one_arc(arcs: str, mode: str) -> None:
         traffic = Traffic(rng)
         for event in range(500):
             rank, message = traffic.next()
-            replies = [service.handle(b"%d" % rank, message) for service in (one, many)]
+            replies = [endpoint.handle(b"%d" % rank, message) for endpoint in (one, many)]
             assert replies[0] == replies[1], f"seed {seed}, event {event}"
             met |= {_core.decode(frames).status for _, frames in replies[0]}
             if event % 50 == 49:
                 change = int(rng.integers(0, 5))
                 first, end = sorted(rng.integers(0, SLOTS + 1, 2).tolist())
                 worker = int(rng.integers(0, RANKS))
-                for service in (one, many):
+                for endpoint in (one, many):
                     if change == 0:
-                        service.hold()
+                        endpoint.hold()
                     elif change == 1:
-                        service.resume()
+                        endpoint.resume()
                     elif change == 2:
-                        clock, tables = service.fence(worker, 1 + event // 50)
-                        service.dismiss(worker, 1 + event // 50, clock, tables)
-                    service.set_map(1, [(first, end)] if event % 100 == 49 else [(0, SLOTS)])
+                        clock, tables = endpoint.fence(worker, 1 + event // 50)
+                        endpoint.dismiss(worker, 1 + event // 50, clock, tables)
+                    endpoint.set_map(1, [(first, end)] if event % 100 == 49 else [(0, SLOTS)])
                 assert one.released() == many.released()
             assert [item for item in reported(one).items() if item[1] != reported(many)[item[0]]] == []
         for id in TABLES:
@@ -201,38 +201,38 @@ def test_a_save_and_a_load_reach_all_arcs(arcs: str, rng: np.random.Generator) -
     hashes = np.sort(keys)
     results = []
     for of in ([(0, SLOTS)], ARCS[arcs]):
-        service = served(of, "bsp")
+        endpoint = served(of, "bsp")
         a = Worker()
         for rank in range(RANKS):
             service_rows = np.full((500, DIM), rank + 1.0)
-            deliver(service, Worker(rank).push(hashes, service_rows, sequence=1))
+            deliver(endpoint, Worker(rank).push(hashes, service_rows, sequence=1))
         begin = a.numbers(Op.SAVE_BEGIN, [0] * 4 + [1 << 32], sequence=2, clock=1)
         for rank in range(RANKS):
-            deliver(service, Worker(rank).tick(0, [1]))
-        (reply,) = service.handle(b"", begin)
-        assert service.handle(b"", begin) == [reply]  # the same save
-        save = service.next_session()
+            deliver(endpoint, Worker(rank).tick(0, [1]))
+        (reply,) = endpoint.handle(b"", begin)
+        assert endpoint.handle(b"", begin) == [reply]  # the same save
+        save = endpoint.next_session()
         assert save is not None
-        deliver(service, Worker(1).push(hashes[:9], np.ones((9, DIM)), sequence=2, clock=1))  # not in it
+        deliver(endpoint, Worker(1).push(hashes[:9], np.ones((9, DIM)), sequence=2, clock=1))  # not in it
         rows = pieces(save)
         with pytest.raises(ValueError, match="no slot 16"):
             save.section(0, SLOTS)
-        deliver(service, a.numbers(Op.SAVE_END, [2, *BASE], sequence=3))
+        deliver(endpoint, a.numbers(Op.SAVE_END, [2, *BASE], sequence=3))
         # The next save contains what has changed, in every arc.
-        deliver(service, a.push(hashes[100:104], np.ones((4, DIM)), sequence=4, clock=1))
+        deliver(endpoint, a.push(hashes[100:104], np.ones((4, DIM)), sequence=4, clock=1))
         for rank in range(RANKS):
-            deliver(service, Worker(rank).tick(1, []))
-        (delta,) = service.handle(b"", a.numbers(Op.SAVE_BEGIN, [*BASE, 2 << 32], sequence=5, clock=2))
+            deliver(endpoint, Worker(rank).tick(1, []))
+        (delta,) = endpoint.handle(b"", a.numbers(Op.SAVE_BEGIN, [*BASE, 2 << 32], sequence=5, clock=2))
         assert _core.decode(delta[1]).status == Status.OK
-        changes = service.next_session()
+        changes = endpoint.next_session()
         assert changes is not None
         changed = sum(changes.changes(0, slot)[0] for slot in changes.slots)
-        deliver(service, a.numbers(Op.SAVE_END, [5, *BASE], sequence=6))
+        deliver(endpoint, a.numbers(Op.SAVE_END, [5, *BASE], sequence=6))
         # Another table is filled from it, by messages and by a thread.
         counts = [piece[0] for piece in rows]
-        assert deliver(service, a.numbers(Op.LOAD_BEGIN, counts, sequence=7))[0].status == Status.OK
-        assert deliver(service, a.numbers(Op.SAVE_BEGIN, [0] * 4 + [LOAD], sequence=8, clock=2))[0].status == Status.OK
-        load = service.next_session()
+        assert deliver(endpoint, a.numbers(Op.LOAD_BEGIN, counts, sequence=7))[0].status == Status.OK
+        assert deliver(endpoint, a.numbers(Op.SAVE_BEGIN, [0] * 4 + [LOAD], sequence=8, clock=2))[0].status == Status.OK
+        load = endpoint.next_session()
         assert load is not None
         restored = 0
         for slot, (count, section, _) in enumerate(rows):
@@ -240,13 +240,13 @@ def test_a_save_and_a_load_reach_all_arcs(arcs: str, rng: np.random.Generator) -
             if slot % 2:
                 restored += load.restore(0, count, values)
             else:
-                assert deliver(service, a.section(count, values, sequence=9 + slot))[0].status == Status.OK
+                assert deliver(endpoint, a.section(count, values, sequence=9 + slot))[0].status == Status.OK
         with pytest.raises(ValueError, match="does not hold 7 rows"):
             load.restore(0, 7, np.zeros(3, np.uint8))
-        deliver(service, a.numbers(Op.SAVE_END, [8, *BASE], sequence=40))
+        deliver(endpoint, a.numbers(Op.SAVE_END, [8, *BASE], sequence=40))
         for _ in range(2):
-            assert deliver(service, a.numbers(Op.LOAD_END, [41, 7, *BASE], sequence=41))[0].status == Status.OK
-        shard = service.shard(0)
+            assert deliver(endpoint, a.numbers(Op.LOAD_END, [41, 7, *BASE], sequence=41))[0].status == Status.OK
+        shard = endpoint.shard(0)
         assert (len(shard), shard.step) == (500, 41)
         results.append((reply, rows, changed, restored, contents(shard)))
     assert results[0] == results[1]
@@ -254,19 +254,19 @@ def test_a_save_and_a_load_reach_all_arcs(arcs: str, rng: np.random.Generator) -
 
 
 def test_a_write_that_is_refused_in_one_arc_is_repeated_in_that_arc_alone() -> None:
-    service = _core.Service(SLOTS, ARCS["two"])
-    service.add_table(0, native_spec())
-    service.start_job(1, "asp")
-    service.admit(0, 1, 0)
+    endpoint = _core.Endpoint(SLOTS, ARCS["two"])
+    endpoint.add_table(0, native_spec())
+    endpoint.start_job(1, "asp")
+    endpoint.admit(0, 1, 0)
     hashes = [WIDTH, 3 * WIDTH, 6 * WIDTH, 9 * WIDTH]
     message = Worker(epoch=1).push(hashes, [1, 2, 3, 4], sequence=1)
-    service.set_map(1, [(3, 8)])
-    refused = deliver(service, message)[0]
+    endpoint.set_map(1, [(3, 8)])
+    refused = deliver(endpoint, message)[0]
     assert (refused.status, refused.slots) == (Status.WRONG_EPOCH, (1, 9))
-    service.set_map(1, [(0, 16)])
+    endpoint.set_map(1, [(0, 16)])
     for _ in range(3):
-        assert deliver(service, message)[0].status == Status.OK
-    assert deliver(service, Worker().pull(hashes))[0].values.ravel().tolist() == [-1, -2, -3, -4]
+        assert deliver(endpoint, message)[0].status == Status.OK
+    assert deliver(endpoint, Worker().pull(hashes))[0].values.ravel().tolist() == [-1, -2, -3, -4]
 
 
 @pytest.mark.parametrize("skewed", [False, True])
@@ -277,50 +277,50 @@ def test_a_message_is_cut_by_slot_whatever_its_number_of_keys(
     hashes = np.unique(rng.integers(0, 3 * WIDTH if skewed else 2**64, size, dtype=np.uint64))
     grads = rng.integers(1, 100, len(hashes))
     for arcs in ([(0, SLOTS)], *ARCS.values()):
-        service = _core.Service(SLOTS, arcs)
-        service.add_table(0, native_spec())
-        service.start_job(1, "asp")
-        service.admit(0, 1, 0)
+        endpoint = _core.Endpoint(SLOTS, arcs)
+        endpoint.add_table(0, native_spec())
+        endpoint.start_job(1, "asp")
+        endpoint.admit(0, 1, 0)
         push = Worker().push(hashes, grads, sequence=1)
         for _ in range(2):  # once for every slot
-            assert deliver(service, push)[0].status == Status.OK
+            assert deliver(endpoint, push)[0].status == Status.OK
         for some in (hashes, hashes[::-1][:1], hashes[len(hashes) // 2 :]):
-            values = deliver(service, Worker().pull(some))[0].values.ravel()
+            values = deliver(endpoint, Worker().pull(some))[0].values.ravel()
             assert values.tolist() == (-grads[np.isin(hashes, some)]).tolist()
-        assert service.metrics()["duplicates"] == 1
+        assert endpoint.metrics()["duplicates"] == 1
 
 
 def test_the_budget_of_a_slot_does_not_depend_on_the_arcs() -> None:
     texts = []
     for arcs in ([(0, SLOTS)], *ARCS.values()):
-        service = _core.Service(SLOTS, arcs)
-        service.set_memory(20_000)
-        service.add_table(0, native_spec())
-        service.start_job(1, "bsp")
-        service.admit(0, 1, 0)
+        endpoint = _core.Endpoint(SLOTS, arcs)
+        endpoint.set_memory(20_000)
+        endpoint.add_table(0, native_spec())
+        endpoint.start_job(1, "bsp")
+        endpoint.admit(0, 1, 0)
         hashes = np.arange(3000, dtype=np.uint64) + np.uint64(7 * WIDTH)
         a = Worker()
-        assert deliver(service, a.push(hashes, np.ones(3000), sequence=1))[0].status == Status.OK
-        deliver(service, a.tick(0, [part_named(7, 1)]))
-        reply = deliver(service, a.pull(hashes[:1], clock=1))[0]
+        assert deliver(endpoint, a.push(hashes, np.ones(3000), sequence=1))[0].status == Status.OK
+        deliver(endpoint, a.tick(0, [part_named(7, 1)]))
+        reply = deliver(endpoint, a.pull(hashes[:1], clock=1))[0]
         assert reply.status == Status.RESOURCE_EXHAUSTED
         texts.append(reply.text)
-        assert len(service.shard(0)) == 0
+        assert len(endpoint.shard(0)) == 0
         assert (
-            deliver(service, a.keys(Op.ERASE, hashes[:1], sequence=2))[0].status == Status.OK
+            deliver(endpoint, a.keys(Op.ERASE, hashes[:1], sequence=2))[0].status == Status.OK
         )  # then it may be tried again
-        assert deliver(service, a.pull(hashes[:1], clock=1))[0].status == Status.OK
+        assert deliver(endpoint, a.pull(hashes[:1], clock=1))[0].status == Status.OK
     assert len(set(texts)) == 1
 
 
 def test_a_map_names_the_arcs_before_the_first_job_and_the_slots_that_they_serve_later() -> None:
-    service = _core.Service(SLOTS)
-    assert deliver(service, Worker().pull([1]))[0].status == Status.NOT_ADMITTED
-    service.set_memory(100_000)
-    service.add_table(0, native_spec())
-    service.set_map(1, [(2, 4), (8, 9)])
-    service.start_job(1, "asp")
-    service.admit(0, 1, 0)
+    endpoint = _core.Endpoint(SLOTS)
+    assert deliver(endpoint, Worker().pull([1]))[0].status == Status.NOT_ADMITTED
+    endpoint.set_memory(100_000)
+    endpoint.add_table(0, native_spec())
+    endpoint.set_map(1, [(2, 4), (8, 9)])
+    endpoint.start_job(1, "asp")
+    endpoint.admit(0, 1, 0)
     a = Worker(epoch=1)
     for ranges, text in (
         ([(0, 17)], r"no slots \[0, 17\) of 16"),
@@ -330,14 +330,14 @@ def test_a_map_names_the_arcs_before_the_first_job_and_the_slots_that_they_serve
         ([(2, 4), (12, 13)], "before the first job"),
     ):
         with pytest.raises(ValueError, match=text):
-            service.set_map(2, ranges)
+            endpoint.set_map(2, ranges)
     slots = list(range(SLOTS))
-    refused = deliver(service, a.push([slot * WIDTH for slot in slots], [1] * SLOTS, sequence=1))[0]
+    refused = deliver(endpoint, a.push([slot * WIDTH for slot in slots], [1] * SLOTS, sequence=1))[0]
     assert refused.slots == (0, 1, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15)
-    assert deliver(service, a.pull([2 * WIDTH, 3 * WIDTH, 8 * WIDTH]))[0].values.ravel().tolist() == [-1] * 3
-    assert deliver(service, a.bare(Op.SLOT, aux=8))[0].status == Status.OK
-    assert deliver(service, a.bare(Op.SLOT, aux=9))[0].slots == (9,)
-    assert len(deliver(service, a.reduce(1))[0].values) == 3
-    service.set_map(2, [(8, 9)])
-    assert deliver(service, a.pull([2 * WIDTH, 8 * WIDTH]))[0].slots == (2,)
-    assert released(service) == []
+    assert deliver(endpoint, a.pull([2 * WIDTH, 3 * WIDTH, 8 * WIDTH]))[0].values.ravel().tolist() == [-1] * 3
+    assert deliver(endpoint, a.bare(Op.SLOT, aux=8))[0].status == Status.OK
+    assert deliver(endpoint, a.bare(Op.SLOT, aux=9))[0].slots == (9,)
+    assert len(deliver(endpoint, a.reduce(1))[0].values) == 3
+    endpoint.set_map(2, [(8, 9)])
+    assert deliver(endpoint, a.pull([2 * WIDTH, 8 * WIDTH]))[0].slots == (2,)
+    assert released(endpoint) == []

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from service_peer import Frames, Reply, Worker, deliver, part_named, released
+from endpoint_peer import Frames, Reply, Worker, deliver, part_named, released
 from shoal import _core
 from shoal._core import Op, Status
 from table_specs import native_spec
@@ -35,7 +35,7 @@ Grads = dict[int, int]  # key -> gradient
 
 @dataclass
 class Member:
-    """A worker as the service must see it (``clock``, ``seen``), and as it sees itself."""
+    """A worker as the endpoint must see it (``clock``, ``seen``), and as it sees itself."""
 
     worker: Worker
     clock: int
@@ -70,9 +70,9 @@ class Histories(RuleBasedStateMachine):
     )
     def begin(self, mode: str, staleness: int, mean: bool, cuts: set[int]) -> None:
         bounds = sorted({0, SLOTS, *cuts})
-        self.service = _core.Service(SLOTS, list(pairwise(bounds)))
-        self.service.add_table(0, native_spec())
-        self.service.start_job(1, mode, staleness, mean)
+        self.endpoint = _core.Endpoint(SLOTS, list(pairwise(bounds)))
+        self.endpoint.add_table(0, native_spec())
+        self.endpoint.start_job(1, mode, staleness, mean)
         self.mode = "bsp" if (mode, staleness) == ("ssp", 0) else mode
         self.staleness, self.mean = staleness, mean and self.mode == "bsp"
         self.first, self.end = 0, SLOTS
@@ -145,18 +145,18 @@ class Histories(RuleBasedStateMachine):
     def join(self, rank: int, clock: int) -> None:
         self.incarnations[rank] += 1
         incarnation = self.incarnations[rank]
-        self.service.admit(rank, incarnation, clock)
+        self.endpoint.admit(rank, incarnation, clock)
         self.members[rank] = Member(Worker(rank, incarnation), clock, own_clock=clock)
         self.greatest = max(self.greatest, clock)
         self.hold = None
-        self.expect(released(self.service), self.go_on())
+        self.expect(released(self.endpoint), self.go_on())
 
     @rule(rank=st.integers(0, RANKS - 1))
     def dismiss(self, rank: int) -> None:
-        self.service.dismiss(rank, self.incarnations[rank])
+        self.endpoint.dismiss(rank, self.incarnations[rank])
         self.fenced[rank] = self.incarnations[rank]
         member = self.members.pop(rank, None)
-        replies = released(self.service)
+        replies = released(self.endpoint)
         if member is None:
             assert replies == []
             return
@@ -170,7 +170,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def stop(self) -> None:
-        hold = self.service.hold()
+        hold = self.endpoint.hold()
         if self.hold is None:
             self.hold = self.greatest
         assert hold == self.hold
@@ -179,9 +179,9 @@ class Histories(RuleBasedStateMachine):
     def come_back(self, rank: int, later: int) -> None:
         """Join where somebody may: not before the greatest clock under a hold."""
         if rank in self.members:
-            self.service.resume()
+            self.endpoint.resume()
             self.hold = None
-            self.expect(released(self.service), self.go_on())
+            self.expect(released(self.endpoint), self.go_on())
         else:
             self.stop()
             self.join(rank, self.hold + later)
@@ -189,11 +189,11 @@ class Histories(RuleBasedStateMachine):
     @rule(first=st.integers(0, SLOTS), count=st.integers(0, SLOTS))
     def move(self, first: int, count: int) -> None:
         self.first, self.end = first, min(first + count, SLOTS)
-        self.service.set_map(0, [(self.first, self.end)])
+        self.endpoint.set_map(0, [(self.first, self.end)])
         refused = [m for m in self.waiting if self.read(m) is None]
         self.waiting = [m for m in self.waiting if self.read(m) is not None]
         order = sorted(refused, key=lambda m: (m.clock, m.rank, m.sequence))
-        self.expect(released(self.service), [(m.rank, m.sequence, None) for m in order])
+        self.expect(released(self.endpoint), [(m.rank, m.sequence, None) for m in order])
 
     @rule()
     def own_all(self) -> None:
@@ -275,7 +275,7 @@ class Histories(RuleBasedStateMachine):
     # --- what must come back ---
 
     def arrive(self, message: Message) -> None:
-        replies = deliver(self.service, message.frames, b"%d" % message.rank)
+        replies = deliver(self.endpoint, message.frames, b"%d" % message.rank)
         reply, others = replies[0], replies[1:]
         assert (int(reply.peer), reply.sequence) == (message.rank, message.sequence)
         member = self.members.get(message.rank)
@@ -336,21 +336,21 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def the_table_is_what_was_applied(self) -> None:
-        if not hasattr(self, "service"):
+        if not hasattr(self, "endpoint"):
             return
-        metrics = self.service.metrics()
+        metrics = self.endpoint.metrics()
         assert metrics["clocks"] == {rank: member.clock for rank, member in sorted(self.members.items())}
         assert metrics["deferred_reads"] == len(self.waiting)
         if self.mode == "bsp":
             assert metrics["applied"] == self.applied
-            assert self.service.shard(0).step == self.steps
+            assert self.endpoint.shard(0).step == self.steps
 
     def teardown(self) -> None:
-        if hasattr(self, "service"):
+        if hasattr(self, "endpoint"):
             self.own_all()
-            rows = deliver(self.service, Worker(0xFFFFFFFF).pull(KEYS))[0].values.ravel().tolist()
+            rows = deliver(self.endpoint, Worker(0xFFFFFFFF).pull(KEYS))[0].values.ravel().tolist()
             assert rows == [self.weights.get(key, 0.0) for key in KEYS]
-            assert len(self.service.shard(0)) == len(self.weights)
+            assert len(self.endpoint.shard(0)) == len(self.weights)
 
 
 TestHistories = Histories.TestCase

@@ -1,4 +1,4 @@
-"""A peer of a ``_core.Service`` without sockets: makes requests, reads replies."""
+"""A peer of a ``_core.Endpoint`` without sockets: makes requests, reads replies."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Reply:
         )
 
 
-def deliver(service: _core.Service, frames: Frames, peer: bytes = b"peer") -> list[Reply]:
-    """Hand a message to the service; the replies, also those for others."""
-    return [Reply.of(to, answer) for to, answer in service.handle(peer, frames)]
+def deliver(endpoint: _core.Endpoint, frames: Frames, peer: bytes = b"peer") -> list[Reply]:
+    """Hand a message to the endpoint; the replies, also those for others."""
+    return [Reply.of(to, answer) for to, answer in endpoint.handle(peer, frames)]
 
 
-def released(service: _core.Service) -> list[Reply]:
-    return [Reply.of(to, answer) for to, answer in service.released()]
+def released(endpoint: _core.Endpoint) -> list[Reply]:
+    return [Reply.of(to, answer) for to, answer in endpoint.released()]
 
 
 @dataclass(frozen=True)

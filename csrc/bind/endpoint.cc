@@ -40,10 +40,10 @@ std::vector<SlotRange> slot_ranges(const Ranges& ranges) {
   return all;
 }
 
-std::unique_ptr<Endpoint> make_service(std::size_t slots, const Ranges& arcs, std::size_t deferred_reads,
-                                       std::size_t deferred_bytes, std::size_t pending_bytes,
-                                       std::size_t reply_bytes, std::size_t key_list_bytes,
-                                       std::shared_ptr<TierSpace> tier) {
+std::unique_ptr<Endpoint> make_endpoint(std::size_t slots, const Ranges& arcs, std::size_t deferred_reads,
+                                        std::size_t deferred_bytes, std::size_t pending_bytes,
+                                        std::size_t reply_bytes, std::size_t key_list_bytes,
+                                        std::shared_ptr<TierSpace> tier) {
   const ServiceLimits limits{.deferred_reads = deferred_reads,
                              .deferred_bytes = deferred_bytes,
                              .pending_bytes = pending_bytes,
@@ -223,23 +223,23 @@ py::list with_frames(const py::sequence& message, const Use& use) {
   return replies_of([&](ReplyQueue& out) { use(frames, out); });
 }
 
-py::list handle(Endpoint& service, const py::bytes& peer, const py::sequence& message) {
+py::list handle(Endpoint& endpoint, const py::bytes& peer, const py::sequence& message) {
   const std::string name = peer;
   return with_frames(message, [&](std::span<const wire::Frame> frames, ReplyQueue& out) {
-    service.handle(name, frames, out);
+    endpoint.handle(name, frames, out);
   });
 }
 
-py::list handle_backup(Endpoint& service, StreamId stream, const py::sequence& message) {
+py::list handle_backup(Endpoint& endpoint, StreamId stream, const py::sequence& message) {
   return with_frames(message, [&](std::span<const wire::Frame> frames, ReplyQueue& out) {
-    service.handle_backup(stream, frames, out);
+    endpoint.handle_backup(stream, frames, out);
   });
 }
 
 // [header, frames...], or None
-py::object next_message(Endpoint& service, StreamId stream) {
+py::object next_message(Endpoint& endpoint, StreamId stream) {
   StreamMessage message;
-  if (!service.next_message(stream, message)) {
+  if (!endpoint.next_message(stream, message)) {
     return py::none();
   }
   py::list frames;
@@ -257,7 +257,7 @@ py::object next_message(Endpoint& service, StreamId stream) {
 using Outgoing = std::tuple<StreamId, std::string, std::string, Ranges, Ranges>;
 using Incoming = std::tuple<StreamId, Ranges>;
 
-void assign(Endpoint& service, std::uint32_t epoch, const Ranges& primary,
+void assign(Endpoint& endpoint, std::uint32_t epoch, const Ranges& primary,
             const std::vector<Outgoing>& outgoing, const std::vector<Incoming>& incoming,
             std::uint64_t copy_rate) {
   Assignment assignment{.epoch = epoch, .primary = slot_ranges(primary), .copy_rate = copy_rate};
@@ -272,7 +272,7 @@ void assign(Endpoint& service, std::uint32_t epoch, const Ranges& primary,
     assignment.incoming.push_back({.stream = stream, .in_sync = slot_ranges(in_sync)});
   }
   const py::gil_scoped_release nogil;
-  service.assign(assignment);
+  endpoint.assign(assignment);
 }
 
 py::list as_list(const std::vector<SlotRange>& ranges) {
@@ -312,9 +312,9 @@ auto asked(const Endpoint& endpoint, double patience, const Ask& ask) {
   return without_gil([&] { return endpoint.within(milliseconds(patience), ask); });
 }
 
-py::object replication(const Endpoint& service, std::optional<double> patience) {
+py::object replication(const Endpoint& endpoint, std::optional<double> patience) {
   const std::optional<ReplicationStatus> found = without_gil([&] {
-    return patience ? service.replication(milliseconds(*patience)) : std::optional(service.replication());
+    return patience ? endpoint.replication(milliseconds(*patience)) : std::optional(endpoint.replication());
   });
   if (!found) {
     return py::none();
@@ -353,9 +353,9 @@ py::object replication(const Endpoint& service, std::optional<double> patience) 
   return all;
 }
 
-py::list targets(const Endpoint& service) {
+py::list targets(const Endpoint& endpoint) {
   py::list all;
-  for (const StreamTarget& target : service.targets()) {
+  for (const StreamTarget& target : endpoint.targets()) {
     all.append(py::make_tuple(target.stream, target.address, target.server_key));
   }
   return all;
@@ -385,8 +385,8 @@ py::dict histogram(const Histogram& counts) {
   return all;
 }
 
-py::object arc_loads(const Endpoint& service, double patience) {
-  const auto loads = asked(service, patience, [](const Service& of) { return of.arc_loads(); });
+py::object arc_loads(const Endpoint& endpoint, double patience) {
+  const auto loads = asked(endpoint, patience, [](const Service& of) { return of.arc_loads(); });
   if (!loads) {
     return py::none();
   }
@@ -398,8 +398,8 @@ py::object arc_loads(const Endpoint& service, double patience) {
 }
 
 // [(first slot of an arc, table, {name: number})]; of a tier with "tier_" before its names.
-py::object table_loads(const Endpoint& service, double patience) {
-  const auto loads = asked(service, patience, [](const Service& of) { return of.table_loads(); });
+py::object table_loads(const Endpoint& endpoint, double patience) {
+  const auto loads = asked(endpoint, patience, [](const Service& of) { return of.table_loads(); });
   if (!loads) {
     return py::none();
   }
@@ -427,8 +427,8 @@ py::tuple described(const Table& table) {
   return py::tuple(all);
 }
 
-py::object hot_keys(const Endpoint& service, std::size_t most, double patience) {
-  const auto found = asked(service, patience, [&](const Service& of) { return of.hot_keys(most); });
+py::object hot_keys(const Endpoint& endpoint, std::size_t most, double patience) {
+  const auto found = asked(endpoint, patience, [&](const Service& of) { return of.hot_keys(most); });
   if (!found) {
     return py::none();
   }
@@ -440,11 +440,11 @@ py::object hot_keys(const Endpoint& service, std::size_t most, double patience) 
 }
 
 // int64[n, dim]; without rows if it does not serve them all; None while it executes a request.
-py::object peek(const Endpoint& service, std::uint32_t table, const Array<std::uint64_t>& keys,
+py::object peek(const Endpoint& endpoint, std::uint32_t table, const Array<std::uint64_t>& keys,
                 double patience) {
   std::vector<std::uint64_t> hashes;
   std::ranges::transform(in(keys), std::back_inserter(hashes), [](std::uint64_t key) { return mix(key); });
-  const auto found = asked(service, patience, [&](const Service& of) { return of.peek(table, hashes); });
+  const auto found = asked(endpoint, patience, [&](const Service& of) { return of.peek(table, hashes); });
   if (!found) {
     return py::none();
   }
@@ -454,10 +454,10 @@ py::object peek(const Endpoint& service, std::uint32_t table, const Array<std::u
   return numbers;
 }
 
-py::object metrics(const Endpoint& service, std::optional<double> patience) {
+py::object metrics(const Endpoint& endpoint, std::optional<double> patience) {
   const std::optional<ServiceMetrics> found =
-      patience ? asked(service, *patience, [](const Service& of) { return of.metrics(); })
-               : without_gil([&] { return std::optional(service.metrics()); });
+      patience ? asked(endpoint, *patience, [](const Service& of) { return of.metrics(); })
+               : without_gil([&] { return std::optional(endpoint.metrics()); });
   if (!found) {
     return py::none();
   }
@@ -493,7 +493,7 @@ py::object metrics(const Endpoint& service, std::optional<double> patience) {
   return all;
 }
 
-// A copy of a table's rows, with the service's threads (why not keep_alive: bind/shard.cc).
+// A copy of a table's rows, with the endpoint's threads (why not keep_alive: bind/shard.cc).
 template <class Face>
 py::object shard(const py::object& self, std::uint32_t id) {
   auto& face = self.cast<Face&>();
@@ -510,13 +510,13 @@ py::object shard(const py::object& self, std::uint32_t id) {
 // --- saves ------------------------------------------------------------------------------------------------------
 
 // Waits without the GIL for the next session, for at most `seconds`; None if there is none, or after close_sessions(). Its memory
-// belongs to the service.
+// belongs to the endpoint.
 py::object next_session(const py::object& self, std::optional<double> seconds) {
-  auto& service = self.cast<Endpoint&>();
+  auto& endpoint = self.cast<Endpoint&>();
   std::shared_ptr<CheckpointSession> save;
   {
     const py::gil_scoped_release nogil;
-    save = service.next_session(seconds ? std::optional(milliseconds(*seconds)) : std::nullopt);
+    save = endpoint.next_session(seconds ? std::optional(milliseconds(*seconds)) : std::nullopt);
   }
   if (save == nullptr) {
     return py::none();
@@ -567,7 +567,7 @@ void restore_filter(CheckpointSession& save, std::size_t table, std::size_t cut,
 
 }  // namespace
 
-void add_service(py::module_& module) {
+void add_endpoint(py::module_& module) {
   py::dict statistics;
   statistics["service"] = described(kServiceStatistics);
   statistics["shard"] = described(kShardStatistics);
@@ -575,9 +575,9 @@ void add_service(py::module_& module) {
   module.attr("STATISTICS") = statistics;
   using Nogil = py::call_guard<py::gil_scoped_release>;
   const ServiceLimits limits;
-  py::class_<Endpoint> service(module, "Service");
-  service
-      .def(py::init(&make_service), py::arg("slots"), py::arg("arcs") = Ranges(), py::kw_only(),
+  py::class_<Endpoint> endpoint(module, "Endpoint");
+  endpoint
+      .def(py::init(&make_endpoint), py::arg("slots"), py::arg("arcs") = Ranges(), py::kw_only(),
            py::arg("deferred_reads") = limits.deferred_reads,
            py::arg("deferred_bytes") = limits.deferred_bytes, py::arg("pending_bytes") = limits.pending_bytes,
            py::arg("reply_bytes") = limits.reply_bytes, py::arg("key_list_bytes") = limits.key_list_bytes,
@@ -631,7 +631,7 @@ void add_service(py::module_& module) {
       .def("table_loads", &table_loads, py::arg("patience"))
       .def("hot_keys", &hot_keys, py::arg("most"), py::arg("patience"))
       .def("peek", &peek, py::arg("table"), py::arg("keys").noconvert(), py::arg("patience"));
-  add_orders(service);
+  add_orders(endpoint);
   py::class_<FollowerOrders> replica(module, "Replica");
   replica.def("shard", &shard<FollowerOrders>, py::arg("id"));
   add_orders(replica);
