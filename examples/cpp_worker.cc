@@ -111,7 +111,7 @@ void train(Client& client, std::uint32_t table, std::uint32_t workers, std::uint
 // Does what no thread waits for, and tells what has failed.
 void work(Client& client) {
   while (client.wait_for_work()) {
-    for (const CallPtr& call : client.take_failed()) {
+    for (const CallPtr& call : client.calls().take_failed()) {
       std::cerr << call->name() << ": " << call->failure->text << std::endl;
     }
     client.takes_map_request();  // a map is passed in ten times a second

@@ -21,7 +21,7 @@ py::object result(ClientCall& self, const py::object& given_timeout) {
   self.client->wait(call, timeout);
   if (call->failure.has_value()) {
     if (self.client->client().here()) {
-      self.client->client().observed(*call);
+      self.client->client().calls().observed(*call);
     }
     ClientBinding::raise(make_error(*call->failure));
   }
@@ -192,7 +192,7 @@ py::tuple trace_of(const client::CallPtr& call) {
 // {op: (seconds in total, {least nanoseconds of a bucket: count})}
 py::dict durations(const ClientBinding& self) {
   py::dict all;
-  for (const auto& [op, found] : self.client().durations()) {
+  for (const auto& [op, found] : self.client().calls().durations()) {
     py::dict counts;
     for (std::size_t bucket = 0; bucket < found.counts.size(); ++bucket) {
       if (found.counts.at(bucket) != 0) {
@@ -207,6 +207,7 @@ py::dict durations(const ClientBinding& self) {
 py::dict metrics(const ClientBinding& self) {
   py::dict all = dict_of(client::kRequestStatistics, self.client().request_counts());
   add_to(all, client::kClientStatistics, self.client().counts());
+  add_to(all, client::kCallStatistics, self.client().calls().counts());
   return all;
 }
 
@@ -214,7 +215,7 @@ py::dict metrics(const ClientBinding& self) {
 py::list take_failed(const ClientBinding& self) {
   py::list all;
   const client::WorkerIdentity& worker = self.client().worker();
-  for (const client::CallPtr& call : self.client().take_failed()) {
+  for (const client::CallPtr& call : self.client().calls().take_failed()) {
     py::dict ids;
     ids["worker"] = worker.rank;
     ids["incarnation"] = worker.incarnation;
@@ -231,7 +232,7 @@ py::list take_failed(const ClientBinding& self) {
 
 py::list take_unobserved(const ClientBinding& self) {
   py::list all;
-  for (const client::CallPtr& call : self.client().take_unobserved()) {
+  for (const client::CallPtr& call : self.client().calls().take_unobserved()) {
     all.append(make_error(*call->failure));
   }
   return all;
@@ -331,7 +332,7 @@ void add_client(py::module_& module) {
       .def("take_traced",
            [](const ClientBinding& self) {
              py::list all;
-             for (const client::CallPtr& call : self.client().take_traced()) {
+             for (const client::CallPtr& call : self.client().calls().take_traced()) {
                all.append(trace_of(call));
              }
              return all;
@@ -366,9 +367,9 @@ void add_client(py::module_& module) {
       .def("metrics", &metrics)
       .def("durations", &durations)
       .def_property_readonly("has_unobserved",
-                             [](const ClientBinding& self) { return self.client().has_unobserved(); })
+                             [](const ClientBinding& self) { return self.client().calls().has_unobserved(); })
       .def_property_readonly("has_pending",
-                             [](const ClientBinding& self) { return self.client().has_pending(); })
+                             [](const ClientBinding& self) { return self.client().calls().has_pending(); })
       .def_property_readonly("has_pushed",
                              [](const ClientBinding& self) { return self.client().has_pushed(); })
       .def_property_readonly("is_open", [](const ClientBinding& self) { return self.client().is_open(); })

@@ -144,7 +144,7 @@ class ClientBinding {
   void prepare() {
     check();
     release_kept();
-    if (!client_->has_room()) {
+    if (!client_->calls().has_room()) {
       run([this](Seconds until) { return client_->wait_for_room(until); }, client::kNever);
     }
   }
@@ -184,12 +184,12 @@ class ClientBinding {
   void drain(const py::object& given_timeout) {
     const std::optional<Seconds> timeout = timeout_of(given_timeout);
     check();
-    const std::uint64_t last = client_->last_pending();
+    const std::uint64_t last = client_->calls().last_pending();
     const Seconds until = timeout.has_value() ? Client::steady_now() + *timeout : client::kNever;
     if (last != 0 && !run([&](Seconds time) { return client_->wait_for_all(last, time); }, until)) {
-      raise(make_error({client::ErrorKind::kDeadlineExceeded, std::to_string(client_->count_pending(last)) +
-                                                                  " calls are not done after " +
-                                                                  seconds(*timeout) + " s; they continue"}));
+      raise(make_error({client::ErrorKind::kDeadlineExceeded,
+                        std::to_string(client_->calls().count_pending(last)) + " calls are not done after " +
+                            seconds(*timeout) + " s; they continue"}));
     }
     tell();
   }
@@ -220,7 +220,7 @@ class ClientBinding {
   }
 
   void run_noticed() {
-    for (const client::CallPtr& call : client_->take_noticed()) {
+    for (const client::CallPtr& call : client_->calls().take_noticed()) {
       run_callbacks(*call);
     }
     tell();
@@ -232,7 +232,7 @@ class ClientBinding {
       return;  // its lock may have been held at the fork
     }
     release_kept();
-    if (client_->has_reports() && !report_.is_none()) {
+    if (client_->calls().has_reports() && !report_.is_none()) {
       report_();
     }
   }

@@ -73,8 +73,7 @@ CallPtr Client::submit(wire::Op op, std::uint32_t table, Operation what, Terms t
 CallPtr Client::start(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes) {
   const Seconds now = steady_now();
   if (op == wire::Op::kPull) {
-    counts_.keys += terms.given_keys;
-    counts_.unique_keys += std::get<Keyed>(what).hashes.size();
+    calls_.count_keys(terms.given_keys, std::get<Keyed>(what).hashes.size());
   }
   CallPtr call =
       requests_.submit(op, table, clock(), now, now + options_.timeout, std::move(what), std::move(terms));
@@ -107,12 +106,7 @@ CallPtr Client::tick(bool is_traced) {
 
 CallPtr Client::begun(CallPtr call, std::uint64_t bytes, Seconds now) {
   call->begun_at = now;
-  if (!call->is_done()) {
-    call->held_bytes = bytes;
-    counts_.bytes_held += bytes;
-    pending_.emplace(call->serial, call);
-    note_room();
-  }
+  calls_.begin(call, bytes);
   has_submitted_ = true;
   if (background_is_idle_) {
     wake_background();
@@ -137,6 +131,60 @@ void Client::changed() {
   tell_waiters();
 }
 
+// --- caches -------------------------------------------------------------------------------------------------------
+
+CallPtr Client::submit_rows(wire::Op op, std::uint32_t table, Keyed what, Terms terms) {
+  const std::uint64_t bytes = what.hashes.size_bytes() + what.values.size() + what.out.size();
+  return start(op, table, what, std::move(terms), bytes);
+}
+
+CallPtr Client::compose(wire::Op op, std::uint32_t table, bool is_traced) {
+  const Seconds now = steady_now();
+  return begun(requests_.compose(op, table, clock(), now, is_traced), 0, now);
+}
+
+void Client::complete(const CallPtr& composed, std::optional<Failure> failure) {
+  requests_.complete(composed, steady_now(), std::move(failure));
+}
+
+CachedRows& Client::add_cache(std::unique_ptr<RowCache> cache, CachedRowsOptions options) {
+  const MutexLock lock(mutex_);
+  Submitter& calls = *this;
+  return *caches_.emplace_back(std::make_unique<CachedRows>(calls, std::move(cache), std::move(options)));
+}
+
+void Client::flush_caches() {
+  use([this] {
+    mutex_.assert_held();
+    std::ranges::for_each(caches_, [](const auto& rows) { rows->flush(); });
+  });
+}
+
+void Client::forget_rows() {
+  use([this] {
+    mutex_.assert_held();
+    std::ranges::for_each(caches_, [](const auto& rows) { rows->forget(); });
+  });
+}
+
+// --- settled calls ------------------------------------------------------------------------------------------------
+
+void Client::account() {
+  while (requests_.has_settled()) {
+    for (const CallPtr& call : requests_.take_settled()) {
+      if (call->observer != nullptr) {
+        call->observer->settled(call);  // first: it takes the trace of a call that others are made of
+      }
+      if (calls_.settle(call)) {
+        wake_background();
+      }
+    }
+    if (requests_.has_outgoing()) {
+      send();  // what caches have submitted
+    }
+  }
+}
+
 // --- waiting ------------------------------------------------------------------------------------------------------
 
 Waited Client::wait(const Call& call, Seconds until) {
@@ -146,36 +194,21 @@ Waited Client::wait(const Call& call, Seconds until) {
 
 Waited Client::wait_for_room(Seconds until) {
   const MutexLock lock(mutex_);
-  return wait_until([this] { return has_room(); }, until);
+  return wait_until([this] { return calls_.has_room(); }, until);
 }
 
 Waited Client::wait_for_all(std::uint64_t serial, Seconds until) {
   const MutexLock lock(mutex_);
-  const Condition are_settled = [&] {
-    mutex_.assert_held();
-    return pending_.empty() || pending_.begin()->first > serial;
-  };
-  return wait_until(are_settled, until);
-}
-
-std::uint64_t Client::last_pending() {
-  const MutexLock lock(mutex_);
-  return pending_.empty() ? 0 : pending_.rbegin()->first;
-}
-
-std::size_t Client::count_pending(std::uint64_t serial) {
-  const MutexLock lock(mutex_);
-  return static_cast<std::size_t>(std::distance(pending_.begin(), pending_.upper_bound(serial)));
+  return wait_until([&] { return calls_.are_settled(serial); }, until);
 }
 
 bool Client::notice(const CallPtr& call) {
   const MutexLock lock(mutex_);
-  if (call->is_done()) {
-    return false;
+  const bool is_pending = calls_.notice(call);
+  if (is_pending) {
+    wake_background();
   }
-  to_notice_.insert(call.get());
-  wake_background();
-  return true;
+  return is_pending;
 }
 
 Waited Client::wait_until(const Condition& holds, Seconds until) {
@@ -305,7 +338,7 @@ void Client::hand_over() {
   }
   if (!waiters_.empty()) {
     waiters_.front()->event.signal();
-  } else if (poller_ == nullptr && !to_notice_.empty()) {
+  } else if (poller_ == nullptr && calls_.is_awaited()) {
     wake_background();
   }
 }
@@ -330,8 +363,7 @@ void Client::wake_background() const noexcept {
 // --- the background thread ----------------------------------------------------------------------------------------
 
 bool Client::has_work(Seconds now) const {
-  return !noticed_.empty() || !failed_.empty() || (!traced_.empty() && waited_at_ + kGrace <= now) ||
-         (requests_.wants_map() && map_at_ <= now);
+  return calls_.has_work(waited_at_ + kGrace <= now) || (requests_.wants_map() && map_at_ <= now);
 }
 
 bool Client::wait_for_work() {
@@ -343,11 +375,11 @@ bool Client::wait_for_work() {
     if (!is_open() || has_work(now)) {
       break;
     }
-    const bool is_due = !to_notice_.empty() || waited_at_ + kGrace <= now;
-    if (!pending_.empty() && poller_ == nullptr && is_due) {
+    const bool is_due = calls_.is_awaited() || waited_at_ + kGrace <= now;
+    if (calls_.has_pending() && poller_ == nullptr && is_due) {
       exchange();
       tell_waiters();
-      if (!has_work(now) && !pending_.empty() && poller_ == nullptr) {
+      if (!has_work(now) && calls_.has_pending() && poller_ == nullptr) {
         sleep_on_sockets(*me, requests_.wants_map() ? std::min(next_time(), map_at_) : next_time());
         exchange();
         tell_waiters();
@@ -355,7 +387,7 @@ bool Client::wait_for_work() {
       continue;
     }
     // Looks again after a while if there are calls, or were; otherwise it is told of the next one.
-    background_is_idle_ = pending_.empty() && !has_submitted_;
+    background_is_idle_ = !calls_.has_pending() && !has_submitted_;
     const Seconds until = background_is_idle_ ? kNever : now + kGrace;
     has_submitted_ = false;
     sleep_alone(*me, until);
@@ -433,11 +465,6 @@ bool Client::has_pushed() {
   return !pushed_.empty();
 }
 
-bool Client::has_pending() {
-  const MutexLock lock(mutex_);
-  return !pending_.empty();
-}
-
 RequestCounts Client::request_counts() {
   const MutexLock lock(mutex_);
   return requests_.counts();
@@ -445,14 +472,7 @@ RequestCounts Client::request_counts() {
 
 ClientCounts Client::counts() {
   const MutexLock lock(mutex_);
-  ClientCounts now = counts_;
-  now.under_way = pending_.size();
-  return now;
-}
-
-std::map<wire::Op, CallDurations> Client::durations() {
-  const MutexLock lock(mutex_);
-  return durations_;
+  return counts_;
 }
 
 std::vector<std::string> Client::connections() {

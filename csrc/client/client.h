@@ -18,7 +18,7 @@
 //   C1  Sockets, requests and clock are used under the lock. A thread that sleeps as the poller uses the files of sockets only.
 //   C2  A call is settled by its deadline if a thread waits for it or the background thread lives: every sleep ends at the next time
 //       at which something is due.
-//   C3  The failure of a call that no thread waited for is returned once, by take_unobserved().
+//   C3  The failure of a call that no thread waited for is returned once, by CallRegistry::take_unobserved().
 //   C4  A connection that ends, or brings a damaged message, is replaced, and what its endpoint has not answered is sent again over
 //       the new one.
 //   C5  A push has the clock that the tick after it sends to the servers: both are read under the lock.
@@ -44,6 +44,7 @@
 #include "base/mutex.h"
 #include "base/units.h"
 #include "client/cached_rows.h"
+#include "client/call_registry.h"
 #include "client/requests.h"
 #include "transport/multipart_message.h"
 #include "transport/zmq.h"
@@ -62,29 +63,15 @@ struct ClientOptions {
   int handshake_ms = 5000;
 };
 
-// How long calls of one op took until they were settled.
-struct CallDurations {
-  double seconds = 0;                      // in total
-  std::array<std::uint64_t, 64> counts{};  // by powers of two of nanoseconds
-};
-
 // Counts since the start.
 struct ClientCounts {
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
-  std::uint64_t under_way = 0;   // calls
-  std::uint64_t bytes_held = 0;  // of their arrays
-  std::uint64_t keys = 0;        // of pulls, as they were given
-  std::uint64_t unique_keys = 0;
 };
 
 inline constexpr auto kClientStatistics = std::to_array<Statistic<ClientCounts>>({
     {"bytes_sent", number_of<&ClientCounts::bytes_sent>},
     {"bytes_received", number_of<&ClientCounts::bytes_received>},
-    {"under_way", number_of<&ClientCounts::under_way>},
-    {"bytes_held", number_of<&ClientCounts::bytes_held>},
-    {"keys", number_of<&ClientCounts::keys>},
-    {"unique_keys", number_of<&ClientCounts::unique_keys>},
 });
 
 enum class Waited : std::uint8_t { kDone, kTimedOut, kInterrupted, kClosed };
@@ -94,8 +81,6 @@ class Client final : private Submitter {
   static constexpr Seconds kGrace = 0.02;
   static constexpr Seconds kTickSeconds =
       0.001;  // that a tick may take for the round trip of the pushes before it
-  static constexpr std::uint64_t kMaxPendingBytes = 256 * MiB;  // of arrays; who submits more waits
-  static constexpr std::size_t kMaxPendingCalls = 1024;
 
   // `context`: a libzmq context, which outlives the client.
   Client(const Zmq& zmq, void* context, const WorkerIdentity& worker, SlotMap map, const Policy& policy,
@@ -134,32 +119,15 @@ class Client final : private Submitter {
   Waited wait_for_room(Seconds until);
   // For the calls with a serial of at most this one.
   Waited wait_for_all(std::uint64_t serial, Seconds until);
-  bool has_room() const noexcept { return has_room_.load(std::memory_order_relaxed); }
-  // The serial of the last call that is pending; 0: none is.
-  std::uint64_t last_pending();
-  std::size_t count_pending(std::uint64_t serial);
-  // Has take_noticed() return the call when it is settled. False: it is settled.
+  // CallRegistry::notice, and wakes the background thread.
   bool notice(const CallPtr& call);
 
   // --- for the background thread ---
 
   // Does the I/O that no thread does, until there is work for the owner; false: the client is closed.
   bool wait_for_work();
-  std::vector<CallPtr> take_noticed();
-  // Traced calls that are settled.
-  std::vector<CallPtr> take_traced();
-  // Calls that have failed, to be logged.
-  std::vector<CallPtr> take_failed();
-  // Whether there are traced calls or failures to be taken.
-  bool has_reports() const noexcept { return has_reports_.load(std::memory_order_relaxed); }
   // Whether a newer map is needed; the owner passes one in, and is not asked again for a while.
   bool takes_map_request();
-
-  // --- failures that no thread waited for ---
-
-  bool has_unobserved() const noexcept { return has_unobserved_.load(std::memory_order_relaxed); }
-  std::vector<CallPtr> take_unobserved();
-  void observed(const Call& call);
 
   // --- events ---
 
@@ -173,16 +141,17 @@ class Client final : private Submitter {
 
   // --- what is known ---
 
+  // The pending and settled calls.
+  CallRegistry& calls() noexcept { return calls_; }
+
   bool here() const noexcept;
   bool is_open() const noexcept { return is_open_.load(std::memory_order_acquire); }
   std::uint32_t clock() const noexcept override { return clock_.load(std::memory_order_relaxed); }
   Seconds timeout() const noexcept { return options_.timeout; }
   const WorkerIdentity& worker() const noexcept { return worker_; }
   bool has_pushed();
-  bool has_pending();
   RequestCounts request_counts();
   ClientCounts counts();
-  std::map<wire::Op, CallDurations> durations();
   // Addresses of the open connections.
   std::vector<std::string> connections();
 
@@ -219,14 +188,6 @@ class Client final : private Submitter {
   void sleep_alone(Waiter& waiter, Seconds until) REQUIRES(mutex_);
   void hand_over() REQUIRES(mutex_);
   void account() REQUIRES(mutex_);
-  void account(const CallPtr& call) REQUIRES(mutex_);
-  void note_reports() noexcept REQUIRES(mutex_) {
-    has_reports_.store(!traced_.empty() || !failed_.empty(), std::memory_order_relaxed);
-  }
-  void note_room() noexcept REQUIRES(mutex_) {
-    has_room_.store(counts_.bytes_held <= kMaxPendingBytes && pending_.size() <= kMaxPendingCalls,
-                    std::memory_order_relaxed);
-  }
   void tell_waiters() REQUIRES(mutex_);
   void changed() REQUIRES(mutex_);
   void follow_map() REQUIRES(mutex_);
@@ -243,6 +204,7 @@ class Client final : private Submitter {
   const WorkerIdentity worker_;
   const ClientOptions options_;
   const std::size_t stamp_;  // of the process
+  CallRegistry calls_;
   Mutex mutex_;
   CondVar slept_;  // a thread has ended its sleep on the sockets
   Requests requests_ GUARDED_BY(mutex_);
@@ -251,10 +213,8 @@ class Client final : private Submitter {
   std::uint32_t connected_epoch_ GUARDED_BY(mutex_) = 0;      // of the map that the connections follow
   MultipartMessage received_ GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<CachedRows>> caches_ GUARDED_BY(mutex_);
-  std::set<std::uint32_t> pushed_ GUARDED_BY(mutex_);            // tables pushed to in this clock
-  std::map<std::uint64_t, CallPtr> pending_ GUARDED_BY(mutex_);  // by serial
+  std::set<std::uint32_t> pushed_ GUARDED_BY(mutex_);  // tables pushed to in this clock
   ClientCounts counts_ GUARDED_BY(mutex_);
-  std::map<wire::Op, CallDurations> durations_ GUARDED_BY(mutex_);
   std::vector<Waiter*> waiters_ GUARDED_BY(mutex_);     // that sleep alone
   Waiter* poller_ GUARDED_BY(mutex_) = nullptr;         // that sleeps on the sockets
   Waiter* background_ GUARDED_BY(mutex_) = nullptr;     // while it is in wait_for_work()
@@ -265,17 +225,9 @@ class Client final : private Submitter {
   Seconds poller_wakes_ GUARDED_BY(mutex_) = 0;
   Seconds waited_at_ GUARDED_BY(mutex_) = 0;  // when a thread last waited
   std::vector<std::unique_ptr<Waiter>> idle_waiters_ GUARDED_BY(mutex_);
-  std::set<const Call*> to_notice_ GUARDED_BY(mutex_);
-  std::vector<CallPtr> noticed_ GUARDED_BY(mutex_);
-  std::vector<CallPtr> traced_ GUARDED_BY(mutex_);
-  std::vector<CallPtr> failed_ GUARDED_BY(mutex_);
-  std::vector<CallPtr> unobserved_ GUARDED_BY(mutex_);
-  std::atomic<bool> has_unobserved_{false};
   Seconds map_at_ GUARDED_BY(mutex_) = 0;  // when a map may be asked for again
   std::atomic<std::uint32_t> clock_;
   std::atomic<bool> is_open_{true};
-  std::atomic<bool> has_room_{true};
-  std::atomic<bool> has_reports_{false};
 };
 
 }  // namespace shoal::client

@@ -54,9 +54,9 @@ struct World {
         mode == Mode::kBsp, client::ClientOptions{.timeout = kLong});
     background = std::thread([this] {
       while (client->wait_for_work()) {
-        noticed += client->take_noticed().size();
-        client->take_failed();
-        client->take_traced();
+        noticed += client->calls().take_noticed().size();
+        client->calls().take_failed();
+        client->calls().take_traced();
       }
     });
   }
@@ -128,7 +128,7 @@ TEST(a_worker_pushes_and_pulls) {
   const auto read = std::make_shared<Arrays>(range_of(40));
   settle(*world.client, pull(*world.client, read));
   CHECK(std::ranges::all_of(read->values, [](float value) { return value == -1.0F; }));
-  CHECK_EQ(world.client->counts().under_way, 0U);
+  CHECK_EQ(world.client->calls().counts().under_way, 0U);
   CHECK_EQ(world.client->request_counts().resent, 0U);
 }
 
@@ -261,8 +261,8 @@ TEST(threads_pull_and_push_over_lossy_wires_and_every_push_counts_once) {
     const auto read = std::make_shared<Arrays>(range_of(50));
     settle(*world.client, pull(*world.client, read));
     CHECK(std::ranges::all_of(read->values, [](float value) { return value == -float{kThreads * kPushes}; }));
-    CHECK_EQ(world.client->counts().under_way, 0U);
-    CHECK_EQ(world.client->counts().bytes_held, 0U);
+    CHECK_EQ(world.client->calls().counts().under_way, 0U);
+    CHECK_EQ(world.client->calls().counts().bytes_held, 0U);
   }
 }
 
@@ -271,7 +271,7 @@ TEST(pushes_that_no_thread_waits_for_are_acknowledged) {
   for (int i = 0; i < 100; ++i) {
     push(*world.client, std::make_shared<Arrays>(range_of(30)));
   }
-  eventually([&] { return !world.client->has_pending(); });
+  eventually([&] { return !world.client->calls().has_pending(); });
 }
 
 TEST(clocks_end_and_rows_of_a_clock_are_seen_in_the_next) {
@@ -334,10 +334,10 @@ TEST(failures_that_no_thread_waits_for_are_returned_once) {
   const CallPtr read = pull(*world.client, std::make_shared<Arrays>(range_of(10)));
   world.client->fail({client::ErrorKind::kNotConnected, "cut off"});
   CHECK(one->is_done() && other->is_done() && read->is_done());
-  world.client->observed(*one);
-  const std::vector<CallPtr> left = world.client->take_unobserved();
+  world.client->calls().observed(*one);
+  const std::vector<CallPtr> left = world.client->calls().take_unobserved();
   CHECK_EQ(left.size(), 1U);
   CHECK(left[0] == other);
-  CHECK(!world.client->has_unobserved());
+  CHECK(!world.client->calls().has_unobserved());
   CHECK(push(*world.client, std::make_shared<Arrays>(range_of(10)))->failure->text == "cut off");
 }
