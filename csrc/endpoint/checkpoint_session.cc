@@ -1,3 +1,6 @@
+// Requests and statuses are opaque here; python/shoal/cluster/protocol/tasks.py defines them. The session
+// shares ownership of its shards: a table may be dropped or replaced during a save.
+
 #include "endpoint/checkpoint_session.h"
 
 #include <algorithm>

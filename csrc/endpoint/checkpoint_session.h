@@ -2,16 +2,11 @@
 // or writes files. A save takes a snapshot of all its tables between two pushes; a load fills shards, which
 // replace the tables' shards at its end.
 //
-//   data loop   CheckpointSession(..), set_request(text), end(base): the checkpoint has this name; nullopt:
-//               it is cancelled
+//   data loop   CheckpointSession(..), set_request(text), end(base): it has this name; nullopt: cancelled
 //   thread      take(t, slot), restore(t, ..), wait_request(), set_status(), cancel()
 //
-// Requests and statuses are opaque here; python/shoal/cluster/protocol/tasks.py defines them. The session
-// shares ownership of its shards: a table may be dropped or replaced during a save.
-//
 // Invariants
-//   I1  Until the session is closed, each of its shards has this session's snapshot and no other; afterwards
-//       none of it.
+//   I1  Until the session is closed, each of its shards has this session's snapshot; afterwards none of it.
 //   I2  It is closed once: when it has ended and no take() or restore() is in progress. The last of these
 //       closes it.
 //

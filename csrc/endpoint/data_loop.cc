@@ -1,3 +1,7 @@
+//   peer -> ROUTER -> frames -> Endpoint::handle -> ReplyQueue -> ROUTER -> peers
+//   a control call, in another thread -> Endpoint -> wake() -> released() -> ReplyQueue -> ROUTER -> peers
+//   Endpoint <-> StreamSockets (endpoint/stream_sockets.h) <-> backups
+
 #include "endpoint/data_loop.h"
 
 #include <poll.h>

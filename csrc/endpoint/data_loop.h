@@ -1,20 +1,12 @@
 // DataLoop: a server's endpoint: one thread, one ROUTER socket, one Endpoint, and the connections to its
-// backups. After Python has created the context and chosen the address, no Python code runs between a request
-// and its reply.
-//
-//   peer -> ROUTER -> frames -> Endpoint::handle -> ReplyQueue -> ROUTER -> peers
-//   a control call, in another thread -> Endpoint -> wake() -> released() -> ReplyQueue -> ROUTER -> peers
-//   Endpoint <-> StreamSockets (endpoint/stream_sockets.h) <-> backups
+// backups. No Python code runs between a request and its reply.
 //
 // Invariants
-//   I1  Every message is read to its last frame, and answered or counted; no message ends the thread or the
-//       process.
+//   I1  Every message is read to its last frame, and answered or counted; none ends the process.
 //   I2  The thread never waits for a peer. A reply to a peer that is gone, or does not read, is dropped and
 //       counted.
-//   I3  Unsent replies hold at most `unsent_bytes`, or one reply; a reply that would exceed this becomes
-//       OVERLOADED.
-//   I4  The sockets are created, used and closed by the thread. After stop() they are closed: the context may
-//       be ended.
+//   I3  Unsent replies hold at most `unsent_bytes`, or one reply; one beyond that becomes OVERLOADED.
+//   I4  The sockets are created, used and closed by the thread. After stop() they are closed.
 //   I5  The service knows the time of each message: without streams to within kTimedMessages messages.
 //
 // Threads: wake(), metrics(), durations() and address() by any; stop() by one at a time. Fork: a child has no

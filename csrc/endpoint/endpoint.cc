@@ -1,3 +1,10 @@
+//   request -> Service -> records -> next_message() -> stream's socket -> Endpoint of the backup -> Follower
+//           -> reply, held <- commit <- handle_backup() <- stream's socket <- acknowledgement
+//
+// What an endpoint has to do is declared by the scheduler: assign() names the arcs that it serves and the
+// streams that it sends and receives. A backup refuses the records of a stream that its own assignment does
+// not list.
+
 #include "endpoint/endpoint.h"
 
 #include <algorithm>

@@ -2,23 +2,14 @@
 // followers that it has for others. No socket, no clock, no thread of its own but that of scans. Without
 // backups the logs are empty, and no reply waits. docs/replication.md is the protocol.
 //
-//   request -> Service -> records -> next_message() -> socket of the stream -> Endpoint of the backup -> Follower
-//           -> reply, held <- commit <- handle_backup() <- socket of the stream <- acknowledgement
-//
-// What an endpoint has to do is declared by the scheduler: assign() names the arcs that it serves and the
-// streams that it sends and receives. A backup refuses the records of a stream that its own assignment does
-// not list.
-//
 // Invariants
-//   I1  A reply, also that of a read, leaves only when all records that were appended before it are
-//       committed.
+//   I1  A reply, also that of a read, leaves only when all records appended before it are committed.
 //   I2  A stream's records have the positions 1, 2, 3, ... without a gap; a follower executes each once, in
 //       this order.
 //   I3  An arc is in at most one of: the Service, one follower. None is lost by an exception.
 //
 // Time is passed in, in milliseconds of any steady clock.
-// Threads: any; one mutex, which no call holds while it waits. Calls for the data loop are made by one
-// thread.
+// Threads: any; one mutex, which no call holds while it waits. One thread makes the calls for the data loop.
 
 #pragma once
 

@@ -1,3 +1,9 @@
+// Frequent items (Misra and Gries 1982; a summary of the same size has the same information as Space-Saving:
+// Agarwal et al., "Mergeable Summaries", PODS'12) of a sample: one key of kGap on average, at random
+// distances, so that no key of a list that is sent repeatedly is always skipped. The entries are cells of an
+// open-addressed table. If it is full, the least count is subtracted from all counts, and entries that reach
+// zero are removed. After every kPeriod samples all counts are halved, so that old samples lose their weight.
+
 #include "endpoint/hot_keys.h"
 
 #include <algorithm>

@@ -1,14 +1,6 @@
-// HotKeys: the keys that requests name most often, for displays.
-//
-// Algorithm. Frequent items (Misra and Gries 1982; a summary of the same size has the same information as
-// Space-Saving: Agarwal et al., "Mergeable Summaries", PODS'12) of a sample: one key of kGap on average, at
-// random distances, so that no key of a list that is sent repeatedly is always skipped. The entries are cells
-// of an open-addressed table. If it is full, the least count is subtracted from all counts, and entries that
-// reach zero are removed. After every kPeriod samples all counts are halved, so that old samples lose their
-// weight.
-//
-// A worker names a key once in a request, however often its batch has it. So what is counted are requests,
-// and a key's share of them is at most 1 in the number of distinct keys of a batch.
+// HotKeys: the keys that requests name most often, for displays. A worker names a key once in a request,
+// however often its batch has it: what is counted are requests, and a key's share of them is at most 1 in the
+// number of distinct keys of a batch.
 //
 // Invariants
 //   I1  count <= how often the entry was sampled (halvings aside) <= count + sampled() / kMost.

@@ -1,3 +1,7 @@
+//   message -> decode -> job, worker -> table -> slices of the arcs (slots that are elsewhere are reported)
+//           -> checks and limits for all slices -> operations of the arcs, or DeferredReads -> its reply, and
+//           the replies that it releases
+//
 // Scatter and gather. A message is decoded once, cut along the arcs, executed by each arc for its slice, at
 // once or at the end of a clock, and answered by one reply, in whose memory the arcs have put their slices.
 // Replies that a request releases for other peers leave together with its own.

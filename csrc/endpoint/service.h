@@ -1,17 +1,11 @@
 // Service: the requests of one data loop as a state machine, without a socket, a lock or a thread. It reads
-// the time only for requests with the flag kTimed; no decision depends on it.
-//
-//   message -> decode -> job, worker -> table -> slices of the arcs (slots that are elsewhere are reported)
-//           -> checks and limits for all slices -> operations of the arcs, or DeferredReads -> its reply, and the
-//           replies that it releases
-//
-// docs/consistency.md is the promise, docs/wire-format.md the messages.
+// the time only for requests with the flag kTimed; no decision depends on it. docs/consistency.md is the
+// promise, docs/wire-format.md the messages.
 //
 // Invariants
 //   I1  No read is deferred that may be answered. Under BSP no arc applies the clock of a deferred read.
-//   I2  A worker's request is executed only if all arcs have its job and have admitted it. A request that
-//       throws is executed when it is sent again, in those arcs and slots that have not executed it (I2 of
-//       replica/arc.h).
+//   I2  A worker's request is executed only if all arcs have its job and have admitted it. One that throws is
+//       executed when it is sent again, where it was not executed (I1 of replica/arc.h).
 //
 // Bounds: of each job the deferred reads (number; bytes with their replies) and the pending pushes (bytes;
 // those of later clocks may take half), and the bytes of a reply: else OVERLOADED. The rows: policy/budget.h.

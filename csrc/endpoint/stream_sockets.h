@@ -1,13 +1,5 @@
 // StreamSockets: the connections of a data loop to the backups of its endpoint, one DEALER per stream.
 //
-// Algorithm. The targets of the Endpoint name the streams to be connected, and their addresses. A message is
-// sent from the memory of its frames, which libzmq shares. A socket monitor observes the end of each
-// connection; the DEALER is then closed and, after a pause that doubles while nothing is received, replaced
-// by another one, over which the service sends again what was not acknowledged. Nothing is therefore sent
-// twice over one connection. A connection whose peer has sent invalid data is replaced, too. libzmq repeats
-// connection attempts that are refused. A connection without valid replies is replaced as well, at increasing
-// intervals: bytes that were lost within it may have turned all replies into parts of one message.
-//
 //   Endpoint::next_message -> DEALER -> backup        backup -> DEALER -> Endpoint::handle_backup
 //
 // Invariants

@@ -1,12 +1,8 @@
 // Arc: a contiguous range of slots of every table, with all state that is needed to serve it: a deterministic
 // state machine with exactly-once writes and, under BSP, one step a clock with the merge of all pushes. Two
 // arcs with equal state that execute the same operations stay equal, bit by bit. The caller
-// (endpoint/service.h) decides before whether an operation is accepted. It knows no peers, replies, sockets,
-// key lists or encodings.
-//
-// Several jobs may be served at once (replica/jobs.h), each with its own clocks. A table may be used by
-// several: then their operations and steps act on its rows in the order in which the arc executes them, each
-// as a whole.
+// (endpoint/service.h) decides before whether an operation is accepted. It knows no peers or encodings.
+// Operations and steps of several jobs act on a table in the order in which the arc executes them.
 //
 // Invariants
 //   I1  An operation that throws leaves windows and clocks unchanged, so that it is executed when it is

@@ -1,3 +1,6 @@
+// Copy-on-write snapshots of the arc's shards (shard/shard_copy.h). Clocks, windows and pending pushes are
+// copied at the beginning, rows with each piece, while the arc continues to change.
+
 #include "replica/arc_copy.h"
 
 #include <algorithm>

@@ -1,12 +1,7 @@
 // ArcCopy, ArcRestorer: serialize the whole state of an arc at one moment, piece by piece, and restore it as
-// an equal arc in another process.
+// an equal arc in another process. Equal arcs have equal bytes.
 //
-// Algorithm. Copy-on-write snapshots of the arc's shards (shard/shard_copy.h). Clocks, windows and pending
-// pushes are copied at the beginning, rows with each piece, while the arc continues to change. Equal arcs
-// have equal bytes.
-//
-//   piece   u32 magic | u8 version | u8 kind | u16 0 | u32 number | u32 crc32c of the body | u64 bytes of the
-//           body | body
+//   piece   u32 magic | u8 version | u8 kind | u16 0 | u32 number | u32 crc32c, u64 bytes of the body | body
 //
 //   kHead   u32 slots of the table, first, end | u64 budget per slot (0: none) | u32 tables
 //   kTable  u32 number | u32 length, description (shard/spec_bytes.h) | u8 status and text why a step was not

@@ -1,3 +1,7 @@
+// Vector clock with a minimum. The incarnation is an epoch number of the rank: it increases whenever the rank
+// is taken over, so that late messages of the previous one are recognized and refused. A fenced worker is
+// refused too, but the others still wait for it; a dismissed one delays no other worker.
+
 #include "replica/clocks.h"
 
 #include <algorithm>

@@ -1,15 +1,10 @@
-// Clocks: the workers that a data loop serves, and how many ticks each has completed.
-//
-// Algorithm. Vector clock with a minimum. A worker is a rank and an incarnation (an epoch number of the
-// rank): it increases whenever the rank is taken over, so that late messages of the previous incarnation are
-// recognized and refused. A fenced worker is refused too, but the others still wait for it; a dismissed one
-// delays no other worker.
+// Clocks: the workers that a data loop serves, and how many ticks each has completed. A worker is a rank and
+// an incarnation.
 //
 //   slowest()    the least clock of the admitted workers; without any, the greatest clock reached so far
 //   floor()      all clocks below it are complete: slowest(), but not beyond a hold
-//   hold()       completes no clock beyond the greatest that a worker has reached here, and returns that
-//                clock. A worker that joins at it, or later, misses nothing. Ends with an admission or
-//                resume()
+//   hold()       completes no clock beyond the greatest that a worker has reached here, and returns it. A
+//                worker that joins at it, or later, misses nothing. Ends with an admission or resume()
 //
 // Invariants
 //   I1  floor() <= slowest(); without admissions, floor() never decreases.

@@ -1,11 +1,6 @@
 // JobState: a job in an arc: its consistency, its workers' clocks, what they have written, and the pushes
-// that wait for the end of a clock.
-//
-// Algorithm. Each job has a vector clock with a minimum of its own, so the clocks of one job neither wait for
-// another job nor release anything of it. A rank is a worker of one job: two jobs have the same ranks.
-//
-// The first job of an arc is the default job: it has no name, and the next one replaces it. Named jobs begin
-// and end independently of it.
+// that wait for the end of a clock. Each job has a vector clock of its own: the clocks of one job neither
+// wait for another job nor release anything of it. Two jobs have the same ranks.
 //
 // A table's own clock, by which rows age, goes on from where it is when a named job begins. `origins` has,
 // for each table that existed then, the table's clock at clock 0 of the job; a later table begins with the

@@ -1,3 +1,6 @@
+// Messages of one call have different slots, so their order among themselves changes nothing. The arrays of a
+// push are views: of frames that were taken from the received message, or of copies in one block.
+
 #include "replica/pending_pushes.h"
 
 #include <algorithm>

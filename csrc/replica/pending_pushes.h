@@ -1,19 +1,9 @@
-// PendingPushes: under BSP, the pushes that wait for the end of their clock.
+// PendingPushes: under BSP, the pushes that wait for the end of their clock. All pushes of a clock become one
+// step: table by table they are merged in the order of (rank, sequence), whatever the order of arrival.
 //
-// Algorithm. Deterministic aggregation at a barrier: all pushes of a clock become one step. Each push is kept
-// until all workers have ticked the clock; then, table by table, the pushes are merged in the order of (rank,
-// sequence), which does not depend on the order of arrival.
-//
-//   step of clock 7   ticked 2 | tables {0, 3}           the tables that the workers' ticks named, on any
-//                     server kept   table 0: (rank 1, call 9) (rank 0, call 4) (rank 0, call 5)    in order
-//                     of arrival
-//   pushes(0)         (rank 0, call 4) (rank 0, call 5) (rank 1, call 9)                    in order of
-//                     merging
-//
-// Messages of one call have different slots, so their order among themselves changes nothing.
-//
-// The arrays of a push are views: of frames that were taken from the received message, or of copies in one
-// block.
+//   step of clock 7   ticked 2 | tables {0, 3}, which the workers' ticks named
+//                     table 0: (rank 1, call 9) (rank 0, call 4) (rank 0, call 5)   in order of arrival
+//   pushes(0)         (rank 0, call 4) (rank 0, call 5) (rank 1, call 9)            in order of merging
 //
 // Invariants
 //   I1  bytes() is the sum of the steps' bytes: the kept pushes, with kOverhead for each step, each push and
