@@ -77,7 +77,7 @@ def mixed(seed, clocks, think=0.05, rare=60):
         rows = {}  # of table 3, by key; None: unknown
         product = None  # of table 4
         later = []
-        roomy = "expire" in client.cluster.tables[2]
+        roomy = client.cluster.tables[2] is not TIGHT[2]
         client.answers, client.refusable = [], []
 
         def kept(call):
