@@ -1,6 +1,6 @@
 // Buffer<T>: an uninitialized array of plain numbers.
 //
-// Why. A vector writes zeros that are overwritten at once; for arrays of megabytes that is a pass over memory.
+// Why. A vector writes zeros that are overwritten at once; for large arrays that is a pass over memory.
 //
 //   results  Buffer<float> rows(n);   exactly n elements
 //   scratch  buffer.claim(n);         room for n, kept from call to call; the previous contents are lost

@@ -1,11 +1,12 @@
-// ByteWriter, ByteReader: numbers, texts and arrays as bytes and back, for the formats that processes of one version exchange.
+// ByteWriter, ByteReader: numbers, texts and arrays as bytes and back, for the formats that processes of one
+// version exchange.
 //
 //   number   its bytes in memory, little-endian
 //   text     u32 length | bytes
 //   array    u64 length | its numbers
 //
-// A reader checks each length before it reads or allocates: it throws std::invalid_argument, which names what is decoded and the
-// field, for bytes that no writer has made.
+// A reader checks each length before it reads or allocates: it throws std::invalid_argument, which names what
+// is decoded and the field, for bytes that no writer has made.
 //
 // Threads: one owner.
 

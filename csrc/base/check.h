@@ -1,7 +1,9 @@
 // Two kinds of failure; neither ends a release process.
 //
-//   SHOAL_CHECK(condition, message)   an error of the caller: throws std::invalid_argument, before anything is changed
-//   SHOAL_DCHECK(condition)           an error of this library: stops checked builds (SHOAL_CHECKED), costs nothing in others
+//   SHOAL_CHECK(condition, message)   an error of the caller: throws std::invalid_argument, before anything
+//                                     is changed
+//   SHOAL_DCHECK(condition)           an error of this library: stops checked builds (SHOAL_CHECKED), costs
+//                                     nothing in others
 //
 // Invalid bytes from a file or a socket are neither: their decoder checks lengths and returns the error.
 

@@ -1,11 +1,13 @@
-// The instruction sets of this processor, for compilers whose runtime reports none (SHOAL_CPU_MODEL; zig's is one).
+// The instruction sets of this processor, for compilers whose runtime reports none (SHOAL_CPU_MODEL; zig's is
+// one).
 //
 // __builtin_cpu_supports() and the resolvers of SHOAL_CLONES read __cpu_model and __cpu_features2, which
-// __cpu_indicator_init() fills; libgcc and LLVM's compiler-rt define the three with these names and bits. Here only the bits
-// are set that the engine asks for: those of the enumeration below. An instruction set whose registers the operating system
-// does not save (XGETBV) counts as absent.
+// __cpu_indicator_init() fills; libgcc and LLVM's compiler-rt define the three with these names and bits.
+// Here only the bits are set that the engine asks for: those of the enumeration below. An instruction set
+// whose registers the operating system does not save (XGETBV) counts as absent.
 //
-// Resolvers run while the library is relocated, before its constructors: the code calls nothing and reads no other data.
+// Resolvers run while the library is relocated, before its constructors: the code calls nothing and reads no
+// other data.
 
 #if defined(SHOAL_CPU_MODEL) && defined(__x86_64__)
 #include <cpuid.h>
@@ -18,7 +20,8 @@ namespace shoal {
 
 namespace {
 
-// The numbers of libgcc and compiler-rt, after which a bit is in __cpu_model.features, or from 32 on in __cpu_features2.
+// The numbers of libgcc and compiler-rt, after which a bit is in __cpu_model.features, or from 32 on in
+// __cpu_features2.
 enum Feature : unsigned {
   kSse42 = 8,
   kAvx = 9,
@@ -107,8 +110,8 @@ inline void detect(unsigned* words) noexcept {
   add(kAvx512Vbmi2, zmm && has(more_c, 6));
   add(kVpclmulqdq, ymm && has(more_c, 10));
 
-  // The levels of the x86-64 psABI. In the first word: SSE3, SSSE3, CMPXCHG16B, SSE4.1 and POPCNT; FMA, MOVBE and F16C. BMI2;
-  // AVX-512 CD and DQ. LAHF; LZCNT.
+  // The levels of the x86-64 psABI. In the first word: SSE3, SSSE3, CMPXCHG16B, SSE4.1 and POPCNT; FMA, MOVBE
+  // and F16C. BMI2; AVX-512 CD and DQ. LAHF; LZCNT.
   const bool v2 = add(kX8664V2, sse42 && has(base_c, 0, 9, 13, 19, 23) && has(extended_c, 0));
   const bool v3 =
       add(kX8664V3, v2 && avx2 && bmi && has(base_c, 12, 22, 29) && has(more_b, 8) && has(extended_c, 5));

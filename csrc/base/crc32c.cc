@@ -45,7 +45,8 @@ std::uint32_t by_byte(std::uint32_t crc, const std::byte* p, std::size_t n) noex
   return crc;
 }
 
-// SHOAL_CRC marks functions that use the instruction; advanced() is the instruction: a checksum after 8 more bytes.
+// SHOAL_CRC marks functions that use the instruction; advanced() is the instruction: a checksum after 8 more
+// bytes.
 #if defined(__x86_64__)
 #define SHOAL_CRC __attribute__((target("sse4.2,crc32")))
 
@@ -68,8 +69,8 @@ SHOAL_CRC inline std::uint64_t advanced(std::uint64_t crc, std::uint64_t word) n
 #endif
 
 #if defined(SHOAL_CRC)
-// Three streams hide the instruction's latency of three cycles. Their checksums are combined by shifting over zeros, with a
-// table (kShift[k][b]: byte k of a checksum shifted over kStream zero bytes).
+// Three streams hide the instruction's latency of three cycles. Their checksums are combined by shifting over
+// zeros, with a table (kShift[k][b]: byte k of a checksum shifted over kStream zero bytes).
 constexpr std::size_t kStream = 1024;
 
 constexpr auto kShift = [] {
@@ -117,10 +118,11 @@ SHOAL_CRC std::uint32_t by_instruction(std::uint32_t crc, const std::byte* p, st
 #endif
 
 #if defined(__x86_64__)
-// Folding (Gopal, Ozturk, Guilford et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
-// Intel, 2009). Bytes are a polynomial over GF(2); the checksum depends only on its remainder. So the first 16 bytes,
-// H x^64 + L, may be replaced by an equivalent d bits later, H (x^(64+d) mod P) + L (x^d mod P), which is added to the 16
-// bytes there. Sixteen such lanes advance in parallel, with d = 2048 bits; the last 256 bytes have the checksum of the whole.
+// Folding (Gopal, Ozturk, Guilford et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+// Instruction", Intel, 2009). Bytes are a polynomial over GF(2); the checksum depends only on its remainder.
+// So the first 16 bytes, H x^64 + L, may be replaced by an equivalent d bits later, H (x^(64+d) mod P) + L
+// (x^d mod P), which is added to the 16 bytes there. Sixteen such lanes advance in parallel, with d = 2048
+// bits; the last 256 bytes have the checksum of the whole.
 constexpr std::size_t kLanes = 256;         // bytes of all sixteen
 constexpr std::size_t kFolds = 4 * kLanes;  // shorter inputs are faster without folding
 
@@ -133,8 +135,8 @@ constexpr std::uint64_t power(unsigned n) noexcept {
   return std::uint64_t{x} << 1U;
 }
 
-// The first 8 of 16 bytes are the upper half of the polynomial. (Both powers are 32 lower, because the product is shifted by
-// its position in a 64-bit number.)
+// The first 8 of 16 bytes are the upper half of the polynomial. (Both powers are 32 lower, because the
+// product is shifted by its position in a 64-bit number.)
 constexpr std::uint64_t kFirst = power(8 * kLanes + 32);
 constexpr std::uint64_t kSecond = power(8 * kLanes - 32);
 

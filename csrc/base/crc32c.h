@@ -2,8 +2,8 @@
 //
 // crc32c("123456789") == 0xe3069283. Extend: crc32c(b, crc32c(a)) is the checksum of a followed by b.
 //
-// Uses 512-bit polynomial multiplication if the machine has it, which is as fast as reading memory; otherwise its crc32
-// instruction, otherwise a table.
+// Uses 512-bit polynomial multiplication if the machine has it, which is as fast as reading memory; otherwise
+// its crc32 instruction, otherwise a table.
 
 #pragma once
 
@@ -21,7 +21,7 @@ static_assert(
 
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
-// Copies `from` to `to`, which is at least as long, and returns crc32c(from, before), in one pass over memory.
+// Copies `from` to `to`, which is at least as long, and returns crc32c(from, before), in one pass.
 std::uint32_t crc32c_copy(std::span<const std::byte> from, std::span<std::byte> to,
                           std::uint32_t before = 0) noexcept;
 

@@ -1,8 +1,9 @@
-// 16-bit storage of weights: bfloat16 (8 exponent bits) and float16 (IEEE binary16), with stochastic rounding.
+// 16-bit storage of weights: bfloat16 and float16 (IEEE binary16), with stochastic rounding.
 //
-// Widening is exact. Narrowing adds uniform random bits below the last kept bit and truncates: the upper neighbour results
-// with probability (x - below) / (above - below), so the mean is x, and a number that is representable is unchanged. Infinities
-// and NaNs are kept; a number that is too large becomes the largest finite one (65504 for float16).
+// Widening is exact. Narrowing adds uniform random bits below the last kept bit and truncates: the upper
+// neighbour results with probability (x - below) / (above - below), so the mean is x, and a number that is
+// representable is unchanged. Infinities and NaNs are kept; a number that is too large becomes the largest
+// finite one (65504 for float16).
 
 #pragma once
 
@@ -55,8 +56,8 @@ SHOAL_INLINE std::uint16_t to_float16(float x, std::uint32_t noise) noexcept {
   if (size >= 0x477fe000U) {  // 65504 and above
     return static_cast<std::uint16_t>(sign | 0x7bffU);
   }
-  if (size <
-      0x38800000U) {  // below 2^-14 the grid is 2^-24: x / 2^-24 < 1024, so its 24 bits below the point suffice
+  // Below 2^-14 the grid is 2^-24: x / 2^-24 < 1024, so its 24 bits below the point suffice.
+  if (size < 0x38800000U) {
     const float steps = std::bit_cast<float>(size) * 0x1p24F;
     const auto below = static_cast<std::uint32_t>(steps);
     const auto rest = static_cast<std::uint32_t>((steps - static_cast<float>(below)) * 0x1p24F);

@@ -1,8 +1,8 @@
-// 64-bit integers stored in arrays of floats: integer i is the bits of floats 2 i and 2 i + 1, lower half first.
+// 64-bit integers in arrays of floats: integer i is the bits of floats 2 i and 2 i + 1, lower half first.
 //
-// Rows, batches and messages consist of 4-byte words that most of the engine only copies, so they can hold 8-byte
-// integers without a second kind of array. Copying a float keeps its bits; whatever calculates, compares or checks must
-// know which one it has.
+// Rows, batches and messages consist of 4-byte words that most of the engine only copies, so they can hold
+// 8-byte integers without a second kind of array. Copying a float keeps its bits; whatever calculates,
+// compares or checks must know which one it has.
 //
 // Sums are modulo 2^64, in two's complement.
 

@@ -1,5 +1,5 @@
-// Vector intrinsics of this architecture: functions that use them are marked SHOAL_SIMD and called if has_simd() returns true.
-// Each has a portable equivalent that gives the same bits.
+// Vector intrinsics of this architecture: functions that use them are marked SHOAL_SIMD and called if
+// has_simd() returns true. Each has a portable equivalent that gives the same bits.
 //
 //   x86-64   AVX2 and BMI, which older processors lack: chosen at run time
 //   ARM      Neon, which every 64-bit processor has

@@ -2,8 +2,8 @@
 //
 //   with_dim<8, 16, 32, 64>(dim, [&](auto known) SHOAL_ALWAYS { ... });
 //
-// `known` is dim as a constant if dim is one of these, and 0 otherwise. A copy of known length is a few instructions, and a
-// sum over one needs no loop; each named dim adds one instantiation.
+// `known` is dim as a constant if dim is one of these, and 0 otherwise. A copy of known length is a few
+// instructions, and a sum over one needs no loop; each named dim adds one instantiation.
 
 #pragma once
 

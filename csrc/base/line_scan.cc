@@ -42,8 +42,8 @@ inline std::uint64_t zero_bytes(std::uint64_t word) noexcept {
   return (zeros * 0x0102040810204080U) >> 56U;
 }
 
-// Writes `from` plus the number of each set bit, and up to kSlack more numbers; returns the end. Eight bits at a time without
-// a branch: one for each bit would often be mispredicted.
+// Writes `from` plus the number of each set bit, and up to kSlack more numbers; returns the end. Eight bits
+// at a time without a branch: one for each bit would often be mispredicted.
 SHOAL_INLINE std::uint16_t* put_by_table(std::uint64_t bits, std::size_t from, std::uint16_t* to) noexcept {
   for (std::size_t i = 0; i < kBlock; i += 8) {
     const std::size_t byte = bits >> i & 0xffU;

@@ -23,7 +23,8 @@ constexpr std::size_t kHugePage = HugeBlock::kBytes;
 
 constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Maps `bytes` at a multiple of a huge page. The system's mapping may be unaligned: the surplus at both ends is unmapped.
+// Maps `bytes` at a multiple of a huge page. The system's mapping may be unaligned: the surplus at both ends
+// is unmapped.
 std::byte* addresses(std::size_t bytes, int protection) {
   const std::size_t wide = bytes + kHugePage - kPage;
   void* const found = mmap(nullptr, wide, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -72,7 +73,8 @@ std::byte* stretch(std::byte* data, std::size_t old_bytes, std::size_t bytes) {
   if (bytes < kHugePage) {
     got = mremap(data, old_bytes, bytes, MREMAP_MAYMOVE);
   } else {
-    // Between multiples of a huge page, huge pages move as a whole; between other addresses each is split into small ones.
+    // Between multiples of a huge page, huge pages move as a whole; between other addresses each is split
+    // into small ones.
     if (reinterpret_cast<std::uintptr_t>(data) % kHugePage == 0) {
       got = mremap(data, old_bytes, bytes, 0);
     }
@@ -148,9 +150,9 @@ std::size_t Region::rounded(std::size_t bytes) noexcept {
   return round_up(bytes, bytes >= kMapped ? kPage : kCacheLine);
 }
 
-// Extending a mapping stops all threads briefly, 40 us on a virtual machine. A small mapping, which grows often, reserves
-// addresses in advance; addresses that are not written take no memory. One page more than a power of two: many regions
-// that began at multiples of one would share few sets of the TLB.
+// Extending a mapping stops all threads briefly, 40 us on a virtual machine. A small mapping, which grows
+// often, reserves addresses in advance; addresses that are not written take no memory. One page more than a
+// power of two: many regions that began at multiples of one would share few sets of the TLB.
 std::size_t Region::room_for(std::size_t bytes) noexcept {
   constexpr std::size_t kLeast = 128 * KiB;
   return bytes < kMapped || bytes > kRoomy ? bytes : std::max(std::bit_ceil(bytes), kLeast) + kPage;
@@ -199,7 +201,8 @@ void Region::populate(std::size_t offset) noexcept {
     return;
   }
   std::size_t from = round_up(offset, kPage);
-  // The last huge page of the old region, which the growth fills: its small pages and its missing ones are merged into one.
+  // The last huge page of the old region, which the growth fills: its small pages and its missing ones are
+  // merged into one.
   constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which not every C library defines
   const std::size_t broken = offset / kHugePage * kHugePage;
   if (broken != offset && broken + kHugePage <= bytes_ &&

@@ -1,18 +1,14 @@
 // Region: one growable block of zeroed memory; the only place that maps pages.
 //
-// Algorithm. Growth in place: old bytes keep their offsets, and new bytes read zero. Large blocks are anonymous mappings, which
-// mremap extends by moving page tables instead of bytes; so growth needs no second copy, pages that were never written take no
-// memory, and shrinking returns pages to the system at once.
-//
-//   below kMapped bytes   heap, aligned to a cache line (a mapping would round up to a page)
-//   from kMapped bytes    anonymous mapping; up to kRoomy with addresses for twice the bytes or more
-//   from 2 MiB            at a multiple of a huge page, also after growth: all but the last, incomplete 2 MiB can be huge
-//                         pages, and the last one can once populate() has found it complete
+// Algorithm. Growth in place: old bytes keep their offsets, and new bytes read zero. Large blocks are
+// anonymous mappings, which mremap extends by moving page tables instead of bytes; so growth needs no second
+// copy, and shrinking returns pages at once. Below kMapped bytes on the heap; up to kRoomy with addresses for
+// twice the bytes; from 2 MiB at a multiple of a huge page.
 //
 // Invariants
 //   I1  data() is aligned to kCacheLine, from 2 MiB on to 2 MiB; null if bytes() == 0.
-//   I2  the first min(old, new) bytes survive resize(); bytes beyond the old size read zero.
-//   I3  a resize() that throws (std::bad_alloc) has changed nothing.
+//   I2  The first min(old, new) bytes survive resize(); bytes beyond the old size read zero.
+//   I3  A resize() that throws (std::bad_alloc) has changed nothing.
 //
 // Threads: none of its own; one owner.
 
@@ -27,12 +23,12 @@ namespace shoal {
 
 inline constexpr std::size_t kCacheLine = 64;
 
-// Returns free pages of the heap to the system: what tables leave there when they outgrow it. Takes milliseconds: not for
-// every batch.
+// Returns free pages of the heap to the system: what tables leave there when they outgrow it. Takes
+// milliseconds: not for every batch.
 void trim_heap() noexcept;
 
-// kBytes of zeroed memory at a multiple of kBytes: one huge page if the system has one available. std::bad_alloc if there is
-// no memory. Threads: none of its own.
+// kBytes of zeroed memory at a multiple of kBytes: one huge page if the system has one available.
+// std::bad_alloc if there is no memory. Threads: none of its own.
 class HugeBlock {
  public:
   static constexpr std::size_t kBytes = 2 * MiB;
@@ -50,8 +46,8 @@ class HugeBlock {
   std::byte* data_;
 };
 
-// Memory that the kernel shares through a file descriptor, such as the rings of io_uring. std::bad_alloc if it is refused.
-// Threads: none of its own.
+// Memory that the kernel shares through a file descriptor, such as the rings of io_uring. std::bad_alloc if
+// it is refused. Threads: none of its own.
 class FileMapping {
  public:
   FileMapping(int file, std::size_t offset, std::size_t bytes);
@@ -98,11 +94,13 @@ class Region {
   // `bytes` is rounded up; shrinking releases memory.
   void resize(std::size_t bytes);
 
-  // Bytes from `offset` on read zero again; their whole pages are returned to the system until they are written.
+  // Bytes from `offset` on read zero again; their whole pages are returned to the system until they are
+  // written.
   void forget(std::size_t offset) noexcept;
 
-  // Announces that all pages from `offset` on will be written: one system call instead of a page fault for each. The part that
-  // the region has grown by since it ended at `offset` becomes huge pages where it fills them.
+  // Announces that all pages from `offset` on will be written: one system call instead of a page fault for
+  // each. The part that the region has grown by since it ended at `offset` becomes huge pages where it fills
+  // them.
   void populate(std::size_t offset) noexcept;
 
  private:

@@ -4,8 +4,8 @@
 //   slot  = top bits of the hash           the unit that locks, grows, moves and is saved
 //   place = next bits of the hash          a position inside the slot's own table
 //
-// Sorting by hash sorts by slot first and by place inside the slot next, for any number of slots and any size of a slot's
-// table: place() is monotone in the hash.
+// Sorting by hash sorts by slot first and by place inside the slot next, for any number of slots and any size
+// of a slot's table: place() is monotone in the hash.
 //
 // mix is the output function of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
 // generators", OOPSLA'14; constants by Stafford, variant 13). tests/cpp/mix_test.cc pins it: a changed

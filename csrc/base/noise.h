@@ -1,9 +1,9 @@
 // Counter-based random bits: a pure function of their purpose; and stochastic rounding with them.
 //
-// Nothing here has state: a row's word is hashed from (seed, step, hash of the key), and an element's bits from that word, the
-// element, the column and the bits being replaced. So results do not depend on threads, slots, servers or order, and a run can
-// be repeated. The step is essential: without it an accumulator that stalls once would get the same bits again and stall for
-// ever.
+// Nothing here has state: a row's word is hashed from (seed, step, hash of the key), and an element's bits
+// from that word, the element, the column and the bits being replaced. So results do not depend on threads,
+// slots, servers or order, and a run can be repeated. The step is essential: without it an accumulator that
+// stalls once would get the same bits again and stall for ever.
 
 #pragma once
 
@@ -15,7 +15,8 @@
 
 namespace shoal {
 
-// Murmur3's 32-bit finalizer (Appleby, public domain): a bijection in which every input bit affects the result.
+// Murmur3's 32-bit finalizer (Appleby, public domain): a bijection in which every input bit affects the
+// result.
 SHOAL_INLINE constexpr std::uint32_t scramble(std::uint32_t x) noexcept {
   x = (x ^ (x >> 16U)) * 0x85ebca6bU;
   x = (x ^ (x >> 13U)) * 0xc2b2ae35U;
@@ -41,9 +42,9 @@ SHOAL_INLINE constexpr std::uint32_t bits_for(std::uint32_t noise, std::uint32_t
   return scramble((noise + column * 0x7f4a7c15U) ^ old);
 }
 
-// Stochastic rounding to float32: the upper neighbour with probability (x - below) / (above - below), so the mean is x; a
-// float32 is unchanged. A number too large for float32 becomes an infinity. (Below 2^-126 the tie bits are rounded to nearest
-// once more.)
+// Stochastic rounding to float32: the upper neighbour with probability (x - below) / (above - below), so the
+// mean is x; a float32 is unchanged. A number too large for float32 becomes an infinity. (Below 2^-126 the
+// tie bits are rounded to nearest once more.)
 SHOAL_INLINE float round_stochastically(double x, std::uint32_t bits) noexcept {
   constexpr std::uint64_t kDropped = (std::uint64_t{1} << 29U) - 1;  // 52 - 23 mantissa bits
   return static_cast<float>(

@@ -1,4 +1,5 @@
-// Params: the parameters of a rule by name, from a user or a manifest. Each rule takes its own, and errors name the parameter.
+// Params: the parameters of a rule by name, from a user or a manifest. Each rule takes its own, and errors
+// name the parameter.
 
 #pragma once
 

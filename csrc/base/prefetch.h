@@ -1,14 +1,15 @@
 // PrefetchCursor: cache lines that will be read soon, prefetched one at a time between other work.
 //
-// Why one at a time: a core keeps some dozens of line fetches in flight and drops prefetches beyond them; the read of a dropped
-// line waits for memory. Measured: 43 M lines/s if 64 lines are prefetched at once, 96 M/s if one at a time.
+// Why one at a time: a core keeps some dozens of line fetches in flight and drops prefetches beyond them; the
+// read of a dropped line waits for memory. Measured: 43 M lines/s if 64 lines are prefetched at once, 96 M/s
+// if one at a time.
 //
-// Why into the L2 cache: a fetch into the L1 cache takes one of its two dozen fill buffers, which every other miss needs too.
-// The L2 cache has more of them and is fourteen cycles away.
+// Why into the L2 cache: a fetch into the L1 cache takes one of its two dozen fill buffers, which every other
+// miss needs too. The L2 cache has more of them and is fourteen cycles away.
 //
 //   lines   single lines; next() prefetches one
-//   rows    several lines each, or null; next_row() prefetches all lines of one row; a row of 64 bytes that begins at a line
-//           is one line
+//   rows    several lines each, or null; next_row() prefetches all lines of one row; a row of 64 bytes that
+//           begins at a line is one line
 
 #pragma once
 

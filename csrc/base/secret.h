@@ -1,7 +1,7 @@
 // A secret of the process: random bits, drawn once, that are unknown outside it.
 //
-// Used where an adversary who chooses keys must not be able to make them collide (table/slot_table.h). No result, file or
-// message may depend on it: results are the same in every process.
+// Used where an adversary who chooses keys must not be able to make them collide (table/slot_table.h). No
+// result, file or message may depend on it: results are the same in every process.
 //
 // Threads: any.
 

@@ -1,9 +1,9 @@
 // SIMD by run-time dispatch instead of compiler flags: one wheel runs on any x86-64 machine.
 //
-// SHOAL_CLONES before a function compiles it once per instruction set; the loader chooses one. The bodies are plain loops of
-// IEEE operations compiled without contraction, so every clone gives the same bits. Where the loader cannot choose (other
-// architectures, other C libraries, sanitizers, which must start first) or the compiler cannot clone (clang before 18) there
-// is one body, and SHOAL_CLONES_CHOSEN is not defined.
+// SHOAL_CLONES before a function compiles it once per instruction set; the loader chooses one. The bodies are
+// plain loops of IEEE operations compiled without contraction, so every clone gives the same bits. Where the
+// loader cannot choose (other architectures, other C libraries, sanitizers, which must start first) or the
+// compiler cannot clone (clang before 18) there is one body, and SHOAL_CLONES_CHOSEN is not defined.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// Statistic: a number of a struct of statistics. The table of a struct, beside it, is what replies, the dicts of Python
-// and the metrics of servers follow: a number that is added to both is everywhere.
+// Statistic: a number of a struct of statistics. The table of a struct, beside it, is what replies, the dicts
+// of Python and the metrics of servers follow: a number that is added to both is everywhere.
 
 #pragma once
 
@@ -22,7 +22,7 @@ struct Statistic {
 // The function of a statistic that is a member.
 template <auto member>
 constexpr auto number_of = []<class Struct, class Number>(Number Struct::*) {
-  return +[](const Struct& all) { return static_cast<std::uint64_t>(all.*member); };
+  return +[](const Struct& statistics) { return static_cast<std::uint64_t>(statistics.*member); };
 }(member);
 
 }  // namespace shoal

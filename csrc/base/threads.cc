@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/borrowed_pool.h"
 #include "base/mutex.h"
+#include "base/thread_team.h"
 
 namespace shoal {
 
@@ -77,7 +77,8 @@ class Job {
 
 std::size_t process_stamp() noexcept { return stamp.load(std::memory_order_relaxed); }
 
-// The worker threads and the job that they share. They exist only in the process that started them: see `stamp_`.
+// The worker threads and the job that they share. They exist only in the process that started them: see
+// `stamp_`.
 class ThreadPool::Workers {
  public:
   Workers() : stamp_(process_stamp()) {}
@@ -169,8 +170,8 @@ class ThreadPool::Workers {
     }
   }
 
-  // Spins briefly before sleeping: a batch is processed in several consecutive runs, and sleeping and waking between two of
-  // them takes as long as thousands of keys.
+  // Spins briefly before sleeping: a batch is processed in several consecutive runs, and sleeping and waking
+  // between two of them takes as long as thousands of keys.
   template <class Happened>
   static void spin(const Happened& happened) noexcept {
     for (const auto begin = Clock::now(); !happened() && Clock::now() - begin < kSpin;) {
@@ -216,7 +217,7 @@ void ThreadPool::run(std::size_t parts, const std::function<void(std::size_t)>& 
   const auto member = [](void* data) { static_cast<Job*>(data)->drain(); };
   const bool shared =
       parts > 1 && workers_ != nullptr &&
-      (run_on_borrowed_threads(threads_, member, &job) || (workers_->alive() && workers_->run(job)));
+      (run_on_thread_team(threads_, member, &job) || (workers_->alive() && workers_->run(job)));
   if (!shared) {
     job.drain();
   }
@@ -230,10 +231,10 @@ struct Thread::Running {
 
 Thread::Thread(std::function<void()> body) {
   // A new thread inherits the signal mask of the thread that creates it.
-  sigset_t all;
+  sigset_t signals;
   sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigfillset(&signals);
+  pthread_sigmask(SIG_SETMASK, &signals, &before);
   struct Restore {
     const sigset_t& mask;
     ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
@@ -247,15 +248,15 @@ Thread::Thread(std::function<void()> body) {
 
 Thread::~Thread() {
   join();
-  if (!here()) {
+  if (!is_of_this_process()) {
     static_cast<void>(running_.release());  // as in ~ThreadPool: the handle is leaked
   }
 }
 
-bool Thread::here() const noexcept { return running_->stamp == process_stamp(); }
+bool Thread::is_of_this_process() const noexcept { return running_->stamp == process_stamp(); }
 
 void Thread::join() noexcept {
-  if (here() && running_->thread.joinable()) {
+  if (is_of_this_process() && running_->thread.joinable()) {
     running_->thread.join();
   }
 }

@@ -1,21 +1,18 @@
-// The only place that starts threads: ThreadPool for the parts of one computation, Thread for a background thread.
+// The only place that starts threads: ThreadPool for the parts of one computation, Thread for background
+// work.
 //
-// ThreadPool. Fork-join parallelism with dynamic scheduling. Work is cut into numbered parts whose results do not depend on the
-// thread that runs them; run() distributes the numbers and returns when all parts have ended. The caller runs parts too, so a
-// pool of one thread starts none.
+// ThreadPool. Fork-join parallelism with dynamic scheduling. Work is cut into numbered parts whose results do
+// not depend on the thread that runs them; the caller runs parts too, so a pool of one thread starts none.
 //
 // Invariants
 //   I1  run(parts, work) calls work(i) exactly once for each i below parts, and returns after the last call.
-//   I2  the first exception thrown by work is rethrown by run, after the other parts have ended.
+//   I2  The first exception thrown by work is rethrown by run, after the other parts have ended.
 //
-// Threads: any number of callers at the same time. A caller that finds the workers in use by another caller runs all its parts
-// itself: it never waits for another caller, so nested and concurrent calls cannot deadlock.
+// Threads: any number of callers. A caller that finds the workers in use runs all its parts itself, so nested
+// and concurrent calls cannot deadlock. A Thread blocks signals, and its function must not throw.
 //
-// Thread. One function in a thread of its own, in which signals are blocked: the main thread handles them. join() returns after
-// the function has; it must not throw.
-//
-// Fork: threads do not survive a fork. A child's copy of a pool runs everything in the calling thread; destroying it, or a
-// child's copy of a Thread, waits for nothing.
+// Fork: threads do not survive a fork. A child's copy of a pool runs everything in the calling thread;
+// destroying it, or a child's copy of a Thread, waits for nothing.
 
 #pragma once
 
@@ -52,7 +49,7 @@ class Thread {
   Thread& operator=(const Thread&) = delete;
 
   // False in a child of the process that started it, where the thread does not exist.
-  bool here() const noexcept;
+  bool is_of_this_process() const noexcept;
   // May be called repeatedly, by one thread at a time.
   void join() noexcept;
 

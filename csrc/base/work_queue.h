@@ -3,8 +3,9 @@
 //   work(item)   while the item is in the queue, where find() sees it
 //   done(item)   after that
 //
-// Threads: any; add() by one at a time. The first add() starts the thread. Neither function may throw. The destructor waits for the item
-// in progress, and for the others if the queue drains. Fork: a child's copy processes nothing and waits for no thread.
+// Threads: any; add() by one at a time. The first add() starts the thread. Neither function may throw. The
+// destructor waits for the item in progress, and for the others if the queue drains. Fork: a child's copy
+// processes nothing and waits for no thread.
 
 #pragma once
 
@@ -34,7 +35,7 @@ class WorkQueue {
     if (thread_ == nullptr) {
       return;
     }
-    if (!thread_->here()) {
+    if (!thread_->is_of_this_process()) {
       static_cast<void>(state_.release());  // its lock may be held by a thread of the parent process
       return;
     }
@@ -49,7 +50,8 @@ class WorkQueue {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // False if as many as `most` are waiting or in progress. Throws if there is no memory or thread; then the item is where it was.
+  // False if as many as `most` are waiting or in progress. Throws if there is no memory or thread; then the
+  // item is where it was.
   bool add(Item&& item, std::size_t most = std::numeric_limits<std::size_t>::max()) {
     if (thread_ == nullptr) {
       state_ = std::make_unique<State>();
@@ -67,7 +69,8 @@ class WorkQueue {
     return true;
   }
 
-  // Calls use(item) for the first item that is waiting or in progress for which is_wanted(item); false if there is none.
+  // Calls use(item) for the first item that is waiting or in progress for which is_wanted(item); false if
+  // there is none.
   template <class Wanted, class Use>
   bool find(const Wanted& is_wanted, const Use& use) {
     if (state_ == nullptr) {

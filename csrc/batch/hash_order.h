@@ -1,15 +1,16 @@
 // HashOrder: sorts the hashes of a batch in linear time, for KeyBatch and SummedBatch.
 //
-// Algorithm. An MSD radix partition followed by an LSD radix sort of each group, in linear passes for any keys.
+// Algorithm. An MSD radix partition followed by an LSD radix sort of each group, in linear passes.
 //
 //   1 count    counts the hashes of each group; a group is a value of the top bits, about 3000 hashes
 //   2 scatter  writes hashes and their positions into the groups
-//   3 sort     sorts each group in the cache: radix sort by the next 16 bits, then an insertion sort of the rest, which
-//              is short because hashes are uniform. If it is not (keys chosen by an adversary), radix sort by all bits
+//   3 sort     sorts each group in the cache: radix sort by the next 16 bits, then an insertion sort of the
+//              rest, which is short because hashes are uniform. If it is not (keys chosen by an adversary),
+//              radix sort by all bits
 //   4 emit     a hash that differs from the previous one is a new unique hash
 //
-// Threads: in 1 and 2 they share the batch, in 3 and 4 the groups. Every pass is stable: equal hashes stay in order of
-// occurrence, so the result does not depend on the number of threads.
+// Threads: in 1 and 2 they share the batch, in 3 and 4 the groups. Every pass is stable: equal hashes stay in
+// order of occurrence, so the result does not depend on the number of threads.
 
 #pragma once
 
@@ -28,8 +29,8 @@
 
 namespace shoal {
 
-// Working memory for building batches. Reuse it: writing to fresh pages costs as much as a third of the sort. Serves one
-// build at a time.
+// Working memory for building batches. Reuse it: writing to fresh pages costs as much as a third of the sort.
+// Serves one build at a time.
 struct KeyBatchScratch {
   Buffer<std::uint64_t> hashes;         // n, if threads share the batch
   Buffer<std::uint32_t> positions;      // n, if they are not part of the result
@@ -81,9 +82,10 @@ class Source {
   bool mixed_;
 };
 
-// The number of top bits that make groups of 2048 to 4095 hashes. Sorting one stays in the L2 cache, and 1 million keys
-// make 256 groups. Groups of 512 to 1023 would fit the L1 cache, but scattering into four times as many groups misses the
-// TLB: 0.75 of the speed at 1 million keys. Beyond 2048 groups this loss exceeds the gain.
+// The number of top bits that make groups of 2048 to 4095 hashes. Sorting one stays in the L2 cache, and 1
+// million keys make 256 groups. Groups of 512 to 1023 would fit the L1 cache, but scattering into four times
+// as many groups misses the TLB: 0.75 of the speed at 1 million keys. Beyond 2048 groups this loss exceeds
+// the gain.
 inline unsigned group_bits(std::size_t n) noexcept {
   return std::min(static_cast<unsigned>(std::bit_width(n / 4096)), 11U);
 }
@@ -100,8 +102,8 @@ struct Pairs {
   Pairs operator+(std::size_t n) const noexcept { return {hashes + n, positions + n}; }
 };
 
-// A stable LSD radix sort by `digits` bytes from bit `shift` up. The number of digits, hence of passes, is even, so the
-// result is in `pairs`.
+// A stable LSD radix sort by `digits` bytes from bit `shift` up. The number of digits, hence of passes, is
+// even, so the result is in `pairs`.
 template <unsigned digits>
 void radix_sort(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned shift) noexcept {
   static_assert(digits % 2 == 0);
@@ -126,7 +128,8 @@ void radix_sort(const Pairs& pairs, const Pairs& spare, std::size_t n, unsigned 
   }
 }
 
-// A stable insertion sort that stops after `moves` moves: it then returns false, with all pairs present, equal ones in order.
+// A stable insertion sort that stops after `moves` moves: it then returns false, with all pairs present,
+// equal ones in order.
 inline bool insertion_sort(const Pairs& pairs, std::size_t n, std::size_t moves) noexcept {
   for (std::size_t i = 1; i < n; ++i) {
     const std::uint64_t hash = pairs.hashes[i];
@@ -164,10 +167,10 @@ inline std::size_t sort_group(const Pairs& pairs, const Pairs& spare, std::size_
   return differing;
 }
 
-// Sorts a batch. `hashes`, with room for n, receives the unique hashes; `slot_offsets`, slots + 1 numbers, the index of each
-// slot's first one; `positions`, n numbers, the positions in hash order. For each group make_emit() returns an `emit`, and
-// emit(j, u, fresh) is called for its positions in order: the j-th one has unique hash u, and `fresh` is true at the first
-// position of a hash. Returns the number of unique hashes.
+// Sorts a batch. `hashes`, with room for n, receives the unique hashes; `slot_offsets`, slots + 1 numbers,
+// the index of each slot's first one; `positions`, n numbers, the positions in hash order. For each group
+// make_emit() returns an `emit`, and emit(j, u, fresh) is called for its positions in order: the j-th one has
+// unique hash u, and `fresh` is true at the first position of a hash. Returns the number of unique hashes.
 template <class MakeEmit>
 std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchScratch& scratch,
                  std::uint64_t* hashes, std::uint64_t* slot_offsets, Position* positions,
@@ -178,7 +181,8 @@ std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchSc
   const auto group_of = [bits](std::uint64_t hash) { return bits == 0 ? 0 : hash >> (64U - bits); };
   const auto first_slot = [&](std::size_t group) { return ((group << slots.bits()) + groups - 1) >> bits; };
 
-  // 1 and 2. A piece's offset into a group follows those of the pieces before it, which keeps the order of occurrence.
+  // 1 and 2. A piece's offset into a group follows those of the pieces before it, which keeps the order of
+  // occurrence.
   const Partition partition{n, parts_for(n, kMin, pool.threads())};
   const std::span<std::size_t> cuts = scratch.cuts.claim(groups * (partition.parts + 2) + 1);
   std::size_t* const begins = cuts.data();           // groups + 1: the offsets of the groups
@@ -232,7 +236,8 @@ std::size_t sort(const Source& source, Slots slots, ThreadPool& pool, KeyBatchSc
 
   // 3 and 4. More parts than threads, because hot keys make some groups large.
   const Partition shares{groups, partition.parts == 1 ? 1 : std::min(groups, 8 * partition.parts)};
-  // The groups of a part reuse the memory of its first group: at most n elements in all, and the same cache lines.
+  // The groups of a part reuse the memory of its first group: at most n elements in all, and the same cache
+  // lines.
   const Pairs spares{scratch.spare_hashes.claim(n).data(), scratch.spare_positions.claim(n).data()};
   const auto sort = [&](std::size_t g, std::size_t p) {
     return sort_group(pairs + begins[g], spares + begins[shares.begin(p)], begins[g + 1] - begins[g], bits);

@@ -17,8 +17,8 @@ using hash_order::Position;
 
 namespace {
 
-// `inverse` is written in random order. Where it is much larger than the L1 cache the lines are prefetched: a store that misses
-// it waits for its line, and with it all stores after it.
+// `inverse` is written in random order. Where it is much larger than the L1 cache the lines are prefetched: a
+// store that misses it waits for its line, and with it all stores after it.
 constexpr std::size_t kFarWrites = std::size_t{1} << 16U;  // keys: 256 KiB
 constexpr std::size_t kWritesAhead = 64;
 
@@ -206,8 +206,8 @@ bool KeyBatch::verify() const {
   if (group_offsets_[0] != 0 || group_offsets_[m] != n) {  // I2, I4
     return false;
   }
-  // I4: there are n positions, each with the hash that `order` gives it. inverse holds one hash per position, so no position
-  // has two hashes; positions ascend within a hash, so none occurs twice.
+  // I4: there are n positions, each with the hash that `order` gives it. inverse holds one hash per position,
+  // so no position has two hashes; positions ascend within a hash, so none occurs twice.
   for (std::size_t u = 0; u < m; ++u) {
     if (group_offsets_[u] >= group_offsets_[u + 1] || group_offsets_[u + 1] > n) {
       return false;

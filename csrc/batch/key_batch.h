@@ -1,18 +1,16 @@
-// KeyBatch: the unique keys of one batch, in hash order. One sort (batch/hash_order.h) serves deduplication, routing,
-// memory order and lock order. keys 7 3 7 with mix(3) < mix(7): hashes {mix(3), mix(7)}, inverse {1, 0, 1}, order {1,
-// 0, 2}, group_offsets {0, 1, 3}.
+// KeyBatch: the unique keys of one batch, in hash order. One sort (batch/hash_order.h) serves deduplication,
+// routing, memory order and lock order. Keys 7 3 7 with mix(3) < mix(7): hashes {mix(3), mix(7)}, inverse {1,
+// 0, 1}, order {1, 0, 2}, group_offsets {0, 1, 3}. 20 bytes per input key, and at most 20 more as scratch.
 //
 // Invariants (verify() checks them):
 //   I1  hashes ascend strictly.
-//   I2  inverse has n entries below m, and contains every index of a hash: hashes()[inverse()[i]] == mix(keys[i]).
-//   I3  offsets ascend from 0 to m: slot s is [offsets()[s], offsets()[s + 1]), and every hash lies in its own slot.
+//   I2  inverse has n entries below m, each index at least once: hashes()[inverse()[i]] == mix(keys[i]).
+//   I3  offsets ascend from 0 to m: slot s is [offsets()[s], offsets()[s + 1]), and every hash is in its
+//       slot.
 //   I4  order is a permutation of the positions, sorted by hash, then by position; hash u occurs at
 //       order()[group_offsets()[u]] and on, so sums along order() are formed in order of occurrence.
 //
-// 20 bytes per input key are allocated for the results, and at most 20 more as scratch.
-//
-// Threads: immutable once built; any number of readers. Building uses the pool; the result is a function of the keys
-// and the slots alone.
+// Threads: immutable once built; any number of readers. The pool builds it; its size has no effect.
 
 #pragma once
 
@@ -53,15 +51,17 @@ class KeyBatch {
   std::span<const std::uint32_t> order() const noexcept { return {order_, input_size_}; }
   std::span<const std::uint32_t> group_offsets() const noexcept { return {group_offsets_, size_ + 1}; }
 
-  // Sums the rows of each hash: grads is n x dim, out is m x dim. Floats in order of occurrence, in float64, rounded once.
+  // Sums the rows of each hash: grads is n x dim, out is m x dim. Floats in order of occurrence, in float64,
+  // rounded once.
   void sum(std::span<const float> grads, std::size_t dim, std::span<float> out, ThreadPool& pool,
            Elements elements = Elements::kFloat32) const;
 
-  // The inverse direction: copies the row of each unique hash to every input key that has it. rows is m x dim, out is n x dim.
+  // The inverse direction: copies the row of each unique hash to every input key that has it. rows is m x
+  // dim, out is n x dim.
   void expand(std::span<const float> rows, std::size_t dim, std::span<float> out, ThreadPool& pool) const;
 
-  // The same for the hashes from `first` on, as many as `sums` or `rows` holds, in the calling thread: for callers that use the
-  // rows while they are in the cache.
+  // The same for the hashes from `first` on, as many as `sums` or `rows` holds, in the calling thread: for
+  // callers that use the rows while they are in the cache.
   void sum_some(std::size_t first, const float* grads, std::size_t dim, std::span<float> sums,
                 Elements elements) const noexcept;
   void expand_some(std::size_t first, std::span<const float> rows, std::size_t dim,

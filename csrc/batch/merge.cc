@@ -1,3 +1,8 @@
+// Concatenates and sorts stably. Each list comes from a KeyBatch: its hashes ascend strictly. The
+// concatenated lists, sorted by (hash, position), have the rows of one hash in list order (the workers'
+// ranks), so merging is building a KeyBatch of hashes. Large lists are merged piece by piece of the hash
+// space, so that the working memory stays in the cache.
+
 #include "batch/merge.h"
 
 #include <algorithm>
@@ -80,13 +85,13 @@ std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool
       ends[k] = end_in(lists[k].hashes, at[k]);
       size += ends[k] - at[k];
     }
-    const std::span<std::uint64_t> all = scratch.hashes.claim(size).first(size);
+    const std::span<std::uint64_t> listed = scratch.hashes.claim(size).first(size);
     const std::span<const float*> rows = scratch.rows.claim(size).first(size);
     const std::span<std::uint32_t> counts = scratch.counts.claim(counted ? size : 0);
     std::size_t position = 0;
     for (std::size_t k = 0; k < lists.size(); ++k) {
       for (std::size_t i = at[k]; i < ends[k]; ++i, ++position) {
-        all[position] = lists[k].hashes[i];
+        listed[position] = lists[k].hashes[i];
         rows[position] = lists[k].grads.data() + i * dim;
         if (counted) {
           counts[position] = lists[k].counts[i];
@@ -94,7 +99,7 @@ std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool
       }
       at[k] = ends[k];
     }
-    const KeyBatch batch = KeyBatch::of_hashes(all, Slots(Slots::kMin), pool, scratch.keys);
+    const KeyBatch batch = KeyBatch::of_hashes(listed, Slots(Slots::kMin), pool, scratch.keys);
     std::ranges::copy(batch.hashes(), out.hashes.begin() + static_cast<std::ptrdiff_t>(done));
     const auto row_of = [&](std::uint32_t p) { return rows[p]; };
     const std::span<float> sums = out.grads.subspan(done * dim, batch.size() * dim);

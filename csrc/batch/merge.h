@@ -1,19 +1,14 @@
 // merge: merges sorted lists of (hash, gradient) into one; the gradients of equal hashes are added.
 //
-// Algorithm. Concatenate and sort stably. Each list comes from a KeyBatch: its hashes ascend strictly. The concatenated lists,
-// sorted by (hash, position), have the rows of one hash in list order (the workers' ranks), so merging is building a KeyBatch
-// of hashes. Sums are formed in float64 and rounded once, so they do not depend on the order of arrival.
-//
 //   list 0   2:(1)  5:(1)
 //   list 1   5:(10) 9:(10)      ->   2:(1)  5:(11)  9:(10)
 //
 // Invariants
-//   I1  the hashes of the result ascend strictly; they are the union of the lists' hashes.
-//   I2  the rows are the sums in list order, divided by the divisor before rounding; counts are added as well, if all lists
-//       have them.
+//   I1  The hashes of the result ascend strictly; they are the union of the lists' hashes.
+//   I2  The rows are the sums in list order, in float64, divided by the divisor before rounding; counts are
+//       added as well, if all lists have them.
 //
-// Large lists are merged piece by piece of the hash space, so that the working memory stays in the cache: 8 to 10 ns a row. In
-// fresh memory a row takes 60 ns, so output and scratch memory are passed in.
+// Output and scratch memory are passed in: in fresh memory a row takes 60 ns, and otherwise 8 to 10.
 //
 // Threads: the pool shares the work; the bits do not depend on it.
 
@@ -55,8 +50,8 @@ class MergeScratch {
   Buffer<std::uint32_t> counts;
 };
 
-// Returns the number of hashes. The divisor of a mean is the number of senders, with or without a list; 1 leaves the sums
-// unchanged. Integers are added modulo 2^64, and their divisor must be 1.
+// Returns the number of hashes. The divisor of a mean is the number of senders, with or without a list; 1
+// leaves the sums unchanged. Integers are added modulo 2^64, and their divisor must be 1.
 std::size_t merge(std::span<const SortedList> lists, std::size_t dim, ThreadPool& pool, MergeScratch& scratch,
                   const MergeOutput& out, std::size_t divisor = 1, Elements elements = Elements::kFloat32);
 

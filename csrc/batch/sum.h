@@ -2,13 +2,16 @@
 //
 //   row_of(position)  the dim floats of the key at that position
 //   round(sum)        rounds a float64 sum to float: Unscaled, or Divided for a mean
-//   sum_range         sums the hashes from `begin` to `end` into `out`, for callers that use them while they are in the cache
+//   sum_range         sums the hashes from `begin` to `end` into `out`, for callers that use them while they
+//                     are in the cache
 //
 // Integers in pairs of floats (base/int64_pairs.h) are added modulo 2^64 instead: `round` is Integers.
 //
-// The row of a hash that occurs once is copied bit for bit unless it is divided: a sum starts with its first row, not with 0.
+// The row of a hash that occurs once is copied bit for bit unless it is divided: a sum starts with its first
+// row, not with 0.
 //
-// Threads: each thread sums a range of hashes; the rows of one hash are never divided, so the bits do not depend on the pool.
+// Threads: each thread sums a range of hashes; the rows of one hash are never divided, so the bits do not
+// depend on the pool.
 
 #pragma once
 

@@ -1,15 +1,13 @@
-// SummedBatch: the unique keys of one batch in hash order, each with the sum of its rows: the input of a push.
+// SummedBatch: the unique keys of one batch in hash order, each with the sum of its rows, for a push.
 //
-// Algorithm. Sort-based aggregation (batch/hash_order.h). A KeyBatch keeps the maps between keys and unique hashes, for pulls
-// and for sums that are formed later. A push that already has the gradients needs neither map: rows are summed while the sorted
-// keys are read, in 0.7 to 0.9 of the time of a KeyBatch and its sum().
-//
-//   keys 7 3 7, rows 1 5 2, with mix(3) < mix(7): hashes {mix(3), mix(7)}, sums {5, 3}
+// Algorithm. Sort-based aggregation (batch/hash_order.h). A push that already has the gradients needs no maps
+// between keys and unique hashes: rows are summed while the sorted keys are read, in 0.7 to 0.9 of the time
+// of a KeyBatch and sum(). Keys 7 3 7, rows 1 5 2, mix(3) < mix(7): hashes {mix(3), mix(7)}, sums {5, 3}.
 //
 // Invariants
 //   I1  hashes(), offsets() are those of a KeyBatch of the same keys.
 //   I2  counts() equal its counts() if they were requested; otherwise they are empty.
-//   I3  sums() equal its sum() bit for bit: in order of occurrence, in float64, rounded once; integers modulo 2^64.
+//   I3  sums() equal its sum() bit for bit: in order of occurrence, in float64, rounded once, or modulo 2^64.
 //
 // Threads: see KeyBatch.
 

@@ -1,3 +1,9 @@
+// Hash-based deduplication: each thread gives the hashes of its part numbers in order of occurrence, by a
+// table of open addressing; the hashes of all parts, which are few, are sorted as a KeyBatch, and the numbers
+// replaced by their indices there. Small keys, such as the columns of a matrix, are looked up in an array by
+// themselves, and hashed once for each thread. Keys chosen to meet in one place of the table are noticed by
+// the length of a search, and sorted.
+
 #include "batch/unique_keys.h"
 
 #include <algorithm>
@@ -20,8 +26,8 @@ constexpr std::size_t kLongestSearch = 128;                 // uniform hashes at
 constexpr std::size_t kMostSmall = std::size_t{1} << 22U;   // small keys: 16 MiB of numbers
 constexpr std::size_t kKeysPerSmall = 8;                    // keys per small key, at least
 
-// Gives hashes numbers in order of occurrence. Cells are found by the hash's low bits, then the next ones; at most half of
-// them are in use.
+// Gives hashes numbers in order of occurrence. Cells are found by the hash's low bits, then the next ones; at
+// most half of them are in use.
 class Numbering {
  public:
   Numbering() : cells_(kFirstCells) {}
@@ -81,8 +87,8 @@ SHOAL_CLONES std::uint64_t union_of_bits(const std::uint64_t* keys, std::size_t 
   return bits;
 }
 
-// Numbers keys until the table is crowded. The numbers of small keys, such as the columns of a matrix, are remembered at the key:
-// they are hashed once.
+// Numbers keys until the table is crowded. The numbers of small keys, such as the columns of a matrix, are
+// remembered at the key: they are hashed once.
 class KeyNumbering {
  public:
   // `n`: of the keys that will be numbered.
@@ -152,16 +158,17 @@ UniqueKeys::UniqueKeys(std::span<const std::uint64_t> keys, Slots slots, ThreadP
       inverse_[keys.size()] = numberings[p].number(*last);
     }
   });
-  if (std::any_of(numberings.begin(), numberings.end(), [](const auto& one) { return one.is_crowded(); })) {
+  if (std::any_of(numberings.begin(), numberings.end(),
+                  [](const auto& numbering) { return numbering.is_crowded(); })) {
     sorted_.emplace(keys, slots, pool, scratch, last);
     std::copy_n(sorted_->inverse().data(), n, inverse_.data());
     return;
   }
   std::vector<std::uint64_t> hashes;
   std::vector<std::size_t> firsts;  // of each part, among the hashes of all
-  for (const KeyNumbering& one : numberings) {
+  for (const KeyNumbering& numbering : numberings) {
     firsts.push_back(hashes.size());
-    hashes.insert(hashes.end(), one.hashes().begin(), one.hashes().end());
+    hashes.insert(hashes.end(), numbering.hashes().begin(), numbering.hashes().end());
   }
   sorted_.emplace(KeyBatch::of_hashes(hashes, slots, pool, scratch));
   pool.run(partition.parts, [&](std::size_t p) {

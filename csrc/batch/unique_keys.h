@@ -1,21 +1,14 @@
 // UniqueKeys: the unique keys among many, in hash order, and which of them each input key is.
 //
-// Algorithm. Hash-based deduplication: each thread gives the hashes of its part numbers in order of occurrence, by a table of
-// open addressing; the hashes of all parts, which are few, are sorted as a KeyBatch, and the numbers replaced by their indices
-// there. A KeyBatch sorts all input keys; what it has and this has not are the positions of each key. Small keys, such as the
-// columns of a matrix, are looked up in an array by themselves, and hashed once for each thread.
-//
 //   hashes()   h0 < h1 < ... < h[m-1], of m unique keys among the n input keys
 //   inverse()  n numbers: hashes()[inverse()[i]] == mix(keys[i])
 //   offsets()  slots + 1 numbers: slot s is [offsets()[s], offsets()[s + 1])
 //
-// The results are those of a KeyBatch of the same keys. Keys chosen to meet in one place of the table are noticed by the
-// length of a search, and sorted.
+// The results are those of a KeyBatch of the same keys, without the positions of each key (unique_keys.cc). 4
+// bytes an input key, and for each thread about 50 bytes a unique key and half a byte for each of its keys,
+// at most 16 MiB, while it is built.
 //
-// Threads: immutable once built; any number of readers. Building uses the pool; the result does not depend on their number.
-//
-// Cost. 4 bytes an input key, and for each thread about 50 bytes a unique key and half a byte for each of its keys, at most
-// 16 MiB, while it is built.
+// Threads: immutable once built; any number of readers. The pool builds it; its size has no effect.
 
 #pragma once
 

@@ -1,7 +1,8 @@
 // Conversion between NumPy arrays and spans, in one place.
 //
-// Arguments are bound with .noconvert(): a wrong dtype or stride is a TypeError, never a silent copy (results written to a
-// copied output would be lost). The Python layer checks arguments first, with error messages for users.
+// Arguments are bound with .noconvert(): a wrong dtype or stride is a TypeError, never a silent copy (results
+// written to a copied output would be lost). The Python layer checks arguments first, with error messages for
+// users.
 
 #pragma once
 

@@ -2,10 +2,10 @@
 #include <cstdint>
 #include <span>
 
-#include "base/borrowed_pool.h"
 #include "base/crc32c.h"
 #include "base/heap.h"
 #include "base/mix.h"
+#include "base/thread_team.h"
 #include "bind/array.h"
 #include "bind/bind.h"
 
@@ -43,8 +43,10 @@ void add_base(py::module_& module) {
       .def_property_readonly("threads", [](const PoolWithScratch& pool) { return pool.threads.threads(); });
   // `team`: the address of a ParallelRun.
   module.def(
-      "borrow",
-      [](std::uintptr_t team, std::size_t threads) { borrow(reinterpret_cast<ParallelRun>(team), threads); },
+      "set_thread_team",
+      [](std::uintptr_t team, std::size_t threads) {
+        set_thread_team(reinterpret_cast<ParallelRun>(team), threads);
+      },
       py::arg("team"), py::arg("threads"));
   module.def(
       "mix", [](const Array<Word>& keys) { return mapped(keys, [](Word key) { return mix(key); }); },

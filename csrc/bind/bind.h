@@ -53,17 +53,17 @@ Snapshot::Kind kind_of(const std::string& name);
 
 // Adds the statistics of a struct to a dict, their names after a prefix.
 template <class Table, class Struct>
-void add_to(pybind11::dict& all, const Table& table, const Struct& stats, const std::string& prefix = "") {
+void add_to(pybind11::dict& named, const Table& table, const Struct& stats, const std::string& prefix = "") {
   for (const auto& statistic : table) {
-    all[pybind11::str(prefix + statistic.name)] = statistic.of(stats);
+    named[pybind11::str(prefix + statistic.name)] = statistic.of(stats);
   }
 }
 
 template <class Table, class Struct>
 pybind11::dict dict_of(const Table& table, const Struct& stats) {
-  pybind11::dict all;
-  add_to(all, table, stats);
-  return all;
+  pybind11::dict named;
+  add_to(named, table, stats);
+  return named;
 }
 
 // Names of the stored columns, without metadata.
@@ -71,8 +71,8 @@ std::vector<std::string> columns_of(const Shard& shard);
 
 // A slot in a snapshot: (rows, the section's bytes, the filter's bytes).
 pybind11::tuple section_of(Snapshot::Piece&& piece);
-// The changes of a slot: (rows, the section's bytes, the filter's bytes or None if those of the base are still valid, bits,
-// ranges, their bytes).
+// The changes of a slot: (rows, the section's bytes, the filter's bytes or None if those of the base are
+// still valid, bits, ranges, their bytes).
 pybind11::tuple changes_of(Snapshot::Piece&& piece);
 
 // The rows of a table that a worker keeps.

@@ -14,7 +14,8 @@ namespace shoal::bind {
 
 namespace py = pybind11;
 
-// For messages of at least this size the GIL is released; for smaller ones releasing it costs more than the work.
+// For messages of at least this size the GIL is released; for smaller ones releasing it costs more than the
+// work.
 inline constexpr std::size_t kMinUnlockedBytes = 64 * KiB;
 
 // A view of bytes, an array or a zmq.Frame: any contiguous buffer.

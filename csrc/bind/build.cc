@@ -1,4 +1,5 @@
-// The compiler and its options, and the instruction sets that the engine can use on this machine: for bug reports.
+// The compiler and its options, and the instruction sets that the engine can use on this machine: for
+// reports.
 
 #include <string>
 

@@ -45,12 +45,12 @@ py::tuple read(RowCache& cache, const Hashes& hashes, std::uint32_t clocks, std:
     cache.read(input, clocks, reader, may_join, to, rest);
   }
   Array<std::uint64_t> fetched = fresh<std::uint64_t>(rest.fetched.size());
-  const auto some = out(fetched);
-  for (std::size_t i = 0; i < some.size(); ++i) {
-    some[i] = input[rest.fetched[i]];
+  const auto fetched_hashes = out(fetched);
+  for (std::size_t i = 0; i < fetched_hashes.size(); ++i) {
+    fetched_hashes[i] = input[rest.fetched[i]];
   }
-  return py::make_tuple(copied(rest.fetched), fetched, copied(slot_begins(some, slots)), copied(rest.joined),
-                        rest.readers, sums_of(rest.sums, cache.width(), slots));
+  return py::make_tuple(copied(rest.fetched), fetched, copied(slot_begins(fetched_hashes, slots)),
+                        copied(rest.joined), rest.readers, sums_of(rest.sums, cache.width(), slots));
 }
 
 void fill(RowCache& cache, const Hashes& hashes, std::uint32_t reader, std::uint32_t clocks, bool is_kept,

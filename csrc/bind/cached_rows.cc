@@ -134,12 +134,12 @@ py::list flush(const RowsBinding& self) {
     const WithoutGil nogil;
     calls = self.client->client().use([&] { return self.rows->flush(); });
   }
-  py::list all;
+  py::list calls_made;
   for (client::CallPtr& call : calls) {
-    all.append(
+    calls_made.append(
         std::make_unique<ClientCall>(ClientCall{.client = self.client, .handle = {.call = std::move(call)}}));
   }
-  return all;
+  return calls_made;
 }
 
 void forget(const RowsBinding& self) {

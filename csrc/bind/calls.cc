@@ -23,21 +23,21 @@ namespace {
 static_assert(client::kUserFailed == kUserFailed);
 
 struct Objects {
-  std::vector<py::object> all;
+  std::vector<py::object> owners;
   Objects* next = nullptr;
 };
 
-// Objects whose last owner has let them go. Without a lock, which a fork could copy while it is held; never destroyed: threads may
-// end after the interpreter.
+// Objects whose last owner has let them go. Without a lock, which a fork could copy while it is held; never
+// destroyed: threads may end after the interpreter.
 constinit std::atomic<Objects*> put_aside{nullptr};
 
 struct Kept {
-  Kept(std::vector<py::object>&& owned, std::shared_ptr<const void> own)
-      : objects(std::make_unique<Objects>(Objects{.all = std::move(owned)})), memory(std::move(own)) {}
+  Kept(std::vector<py::object>&& owned, std::shared_ptr<const void> buffer)
+      : objects(std::make_unique<Objects>(Objects{.owners = std::move(owned)})), memory(std::move(buffer)) {}
   ~Kept() {
-    Objects* const mine = objects.release();
-    mine->next = put_aside.load(std::memory_order_relaxed);
-    while (!put_aside.compare_exchange_weak(mine->next, mine, std::memory_order_release,
+    Objects* const released = objects.release();
+    released->next = put_aside.load(std::memory_order_relaxed);
+    while (!put_aside.compare_exchange_weak(released->next, released, std::memory_order_release,
                                             std::memory_order_relaxed)) {
     }
   }
@@ -92,10 +92,10 @@ bool is_keyed(wire::Op op) {
 // The named arguments of a call; what is not given is None, 0 or false.
 class Given {
  public:
-  explicit Given(const py::kwargs& all) : all_(all) {}
+  explicit Given(const py::kwargs& kwargs) : kwargs_(kwargs) {}
 
   py::object object(const char* name) const {
-    return all_.contains(name) ? py::object(all_[name]) : py::object(py::none());
+    return kwargs_.contains(name) ? py::object(kwargs_[name]) : py::object(py::none());
   }
   template <class T>
   T number(const char* name, T otherwise = {}) const {
@@ -104,7 +104,7 @@ class Given {
   }
 
  private:
-  const py::kwargs& all_;
+  const py::kwargs& kwargs_;
 };
 
 client::Filter* filter_of(const py::object& filter, std::vector<py::object>& owners) {
@@ -122,7 +122,7 @@ std::span<std::byte> room_of(const py::array& out) {
 }
 
 Described describe_keyed(wire::Op op, const Given& given) {
-  Described all;
+  Described described;
   client::Keyed keyed;
   const std::string name(wire::name(op));
   const py::object hashes = given.object("hashes");
@@ -130,7 +130,7 @@ Described describe_keyed(wire::Op op, const Given& given) {
   SHOAL_CHECK(!hashes.is_none() && !begins.is_none(), "a " + name + " needs hashes, and begins of slots");
   keyed.hashes = typed<std::uint64_t>(hashes, "hashes");
   keyed.begins = typed<std::uint64_t>(begins, "begins");
-  all.owners = {hashes, begins};
+  described.owners = {hashes, begins};
   const auto dim = given.number<std::size_t>("dim");
   const py::object out = given.object("out");
   const bool reads = op == wire::Op::kPull || op == wire::Op::kContains || op == wire::Op::kState;
@@ -138,30 +138,30 @@ Described describe_keyed(wire::Op op, const Given& given) {
   if (reads) {
     keyed.width = op == wire::Op::kContains ? 1 : dim * sizeof(float);
     keyed.out = room_of(py::reinterpret_borrow<py::array>(out));
-    all.owners.push_back(out);
-    all.out = out;
+    described.owners.push_back(out);
+    described.out = out;
   }
   const py::object values = given.object("values");
   if (!values.is_none()) {
     keyed.width = dim * sizeof(float);
     keyed.values = std::as_bytes(typed<float>(values, "values"));
-    all.owners.push_back(values);
+    described.owners.push_back(values);
   }
   const py::object counts = given.object("counts");
   if (!counts.is_none()) {
     keyed.counts = typed<std::uint32_t>(counts, "counts");
-    all.owners.push_back(counts);
+    described.owners.push_back(counts);
   }
   keyed.dim = static_cast<std::uint16_t>(dim);
   keyed.aux = given.number<std::uint32_t>("aux");
   if (op == wire::Op::kPull || op == wire::Op::kPush || op == wire::Op::kPrefetch) {
-    keyed.filter = filter_of(given.object("filter"), all.owners);
+    keyed.filter = filter_of(given.object("filter"), described.owners);
   }
   keyed.ahead = given.number<std::uint32_t>("ahead");
   keyed.is_dated = given.number<bool>("dated");
   keyed.is_whole = given.number<bool>("whole");
-  all.operation = keyed;
-  return all;
+  described.operation = keyed;
+  return described;
 }
 
 client::Payload payload_of(const Given& given) {
@@ -178,11 +178,11 @@ client::Payload payload_of(const Given& given) {
       continue;
     }
     std::span<std::byte> room;
-    SharedFrame own = client::own_frame(view.bytes().size(), room);
+    SharedFrame copy = client::own_frame(view.bytes().size(), room);
     if (!room.empty()) {
       std::memcpy(room.data(), view.bytes().data(), room.size());
     }
-    payload.add(std::move(own));
+    payload.add(std::move(copy));
   }
   return payload;
 }
@@ -213,15 +213,15 @@ std::shared_ptr<const void> keep(std::vector<py::object>&& objects, std::shared_
 void release_kept() {
   Objects* next = put_aside.exchange(nullptr, std::memory_order_acquire);
   while (next != nullptr) {
-    const std::unique_ptr<Objects> one(next);
-    next = one->next;
+    const std::unique_ptr<Objects> first(next);
+    next = first->next;
   }
 }
 
 py::object make_error(const client::Failure& failure) {
   if (failure.kind == client::ErrorKind::kGiven) {
     // A copy: an exception that is raised twice collects both tracebacks.
-    const py::object& error = static_cast<const Kept*>(failure.given.get())->objects->all.front();
+    const py::object& error = static_cast<const Kept*>(failure.given.get())->objects->owners.front();
     return py::type::of(error)(*error.attr("args"));
   }
   const py::object type =
@@ -272,11 +272,11 @@ py::object result_of(const CallHandle& handle) {
     case wire::Op::kReduce:
     case wire::Op::kSweep:
     case wire::Op::kSaveBegin: {
-      py::list all;
+      py::list answers;
       for (const client::Answer& answer : call.answers) {
-        all.append(answer_of(answer));
+        answers.append(answer_of(answer));
       }
-      return all;
+      return answers;
     }
     default:
       return py::none();
@@ -286,27 +286,29 @@ py::object result_of(const CallHandle& handle) {
 client::SlotMap slot_map_of(const py::object& map) {
   std::vector<client::Endpoint> endpoints;
   std::vector<std::uint64_t> ids;
-  for (const py::handle one : map.attr("endpoints")) {
-    ids.push_back(one.attr("id").cast<std::uint64_t>());
-    endpoints.push_back({one.attr("address").cast<std::string>(), one.attr("server").cast<std::uint32_t>()});
+  for (const py::handle entry : map.attr("endpoints")) {
+    ids.push_back(entry.attr("id").cast<std::uint64_t>());
+    endpoints.push_back(
+        {entry.attr("address").cast<std::string>(), entry.attr("server").cast<std::uint32_t>()});
   }
   const auto index_of_id = [&](std::uint64_t id) {
     return static_cast<std::uint32_t>(std::ranges::find(ids, id) - ids.begin());
   };
   std::vector<client::ArcRange> arcs;
-  for (const py::handle one : map.attr("arcs")) {
-    arcs.push_back({one.attr("first_slot").cast<std::uint32_t>(), one.attr("end_slot").cast<std::uint32_t>(),
-                    index_of_id(one.attr("primary").cast<std::uint64_t>())});
+  for (const py::handle entry : map.attr("arcs")) {
+    arcs.push_back({entry.attr("first_slot").cast<std::uint32_t>(),
+                    entry.attr("end_slot").cast<std::uint32_t>(),
+                    index_of_id(entry.attr("primary").cast<std::uint64_t>())});
   }
   std::vector<std::uint32_t> backups;
-  for (const py::handle one : map.attr("streams")) {
-    backups.push_back(index_of_id(one.attr("backup").cast<std::uint64_t>()));
+  for (const py::handle entry : map.attr("streams")) {
+    backups.push_back(index_of_id(entry.attr("backup").cast<std::uint64_t>()));
   }
   return {map.attr("epoch").cast<std::uint32_t>(), std::move(endpoints), std::move(arcs), std::move(backups)};
 }
 
-Described describe(wire::Op op, const py::kwargs& all) {
-  const Given given(all);
+Described describe(wire::Op op, const py::kwargs& kwargs) {
+  const Given given(kwargs);
   if (is_keyed(op)) {
     return describe_keyed(op, given);
   }

@@ -1,7 +1,7 @@
 // Calls of a cluster's worker in Python: their arrays, results and errors.
 //
-// A call may be settled by a thread that does not hold the GIL. The objects that own its arrays are therefore put aside, and are
-// released by the next thread that enters with the GIL.
+// A call may be settled by a thread that does not hold the GIL. The objects that own its arrays are therefore
+// put aside, and are released by the next thread that enters with the GIL.
 
 #pragma once
 

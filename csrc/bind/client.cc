@@ -20,7 +20,7 @@ py::object result(ClientCall& self, const py::object& given_timeout) {
   const client::CallPtr& call = self.handle.call;
   self.client->wait(call, timeout);
   if (call->failure.has_value()) {
-    if (self.client->client().here()) {
+    if (self.client->client().is_of_this_process()) {
       self.client->client().calls().observed(*call);
     }
     ClientBinding::raise(make_error(*call->failure));
@@ -42,7 +42,7 @@ py::object result(ClientCall& self, const py::object& given_timeout) {
         once.is_done.store(true, std::memory_order_release);
       }
     };
-    if (self.client->client().here()) {
+    if (self.client->client().is_of_this_process()) {
       const MutexLock lock(once.mutex);
       expand_once();
     } else {  // the mutex may have been locked at the fork
@@ -173,8 +173,8 @@ std::unique_ptr<ClientCall> tick(const BindingPtr& self, bool traced) {
   return call;
 }
 
-// Of a traced call: (serial, settled at, error or None, [(address, server, keys, begun, sent, ended, bytes, received bytes,
-// answered, (nanoseconds in the server, in the shard) or None, [(event, time)])]).
+// Of a traced call: (serial, settled at, error or None, [(address, server, keys, begun, sent, ended, bytes,
+// received bytes, answered, (nanoseconds in the server, in the shard) or None, [(event, time)])]).
 py::tuple trace_of(const client::CallPtr& call) {
   py::list parts;
   for (const client::PartTrace& part : *call->trace) {
@@ -191,7 +191,7 @@ py::tuple trace_of(const client::CallPtr& call) {
 
 // {op: (seconds in total, {least nanoseconds of a bucket: count})}
 py::dict durations(const ClientBinding& self) {
-  py::dict all;
+  py::dict result;
   for (const auto& [op, found] : self.client().calls().durations()) {
     py::dict counts;
     for (std::size_t bucket = 0; bucket < found.counts.size(); ++bucket) {
@@ -199,21 +199,21 @@ py::dict durations(const ClientBinding& self) {
         counts[py::int_(std::uint64_t{1} << bucket)] = found.counts.at(bucket);
       }
     }
-    all[py::str(std::string(wire::name(op)))] = py::make_tuple(found.seconds, counts);
+    result[py::str(std::string(wire::name(op)))] = py::make_tuple(found.seconds, counts);
   }
-  return all;
+  return result;
 }
 
 py::dict metrics(const ClientBinding& self) {
-  py::dict all = dict_of(client::kRequestStatistics, self.client().request_counts());
-  add_to(all, client::kClientStatistics, self.client().counts());
-  add_to(all, client::kCallStatistics, self.client().calls().counts());
-  return all;
+  py::dict result = dict_of(client::kRequestStatistics, self.client().request_counts());
+  add_to(result, client::kClientStatistics, self.client().counts());
+  add_to(result, client::kCallStatistics, self.client().calls().counts());
+  return result;
 }
 
 // [(error, numbers of the call in log events)]
 py::list take_failed(const ClientBinding& self) {
-  py::list all;
+  py::list result;
   const client::WorkerIdentity& worker = self.client().worker();
   for (const client::CallPtr& call : self.client().calls().take_failed()) {
     py::dict ids;
@@ -225,17 +225,17 @@ py::list take_failed(const ClientBinding& self) {
     ids["op"] = std::string(wire::name(call->op));
     ids["table"] = call->table;
     ids["clock"] = call->clock;
-    all.append(py::make_tuple(make_error(*call->failure), ids));
+    result.append(py::make_tuple(make_error(*call->failure), ids));
   }
-  return all;
+  return result;
 }
 
 py::list take_unobserved(const ClientBinding& self) {
-  py::list all;
+  py::list result;
   for (const client::CallPtr& call : self.client().calls().take_unobserved()) {
-    all.append(make_error(*call->failure));
+    result.append(make_error(*call->failure));
   }
-  return all;
+  return result;
 }
 
 void add_client_call(py::module_& module) {
@@ -331,11 +331,11 @@ void add_client(py::module_& module) {
       .def("run_noticed", &ClientBinding::run_noticed)
       .def("take_traced",
            [](const ClientBinding& self) {
-             py::list all;
+             py::list result;
              for (const client::CallPtr& call : self.client().calls().take_traced()) {
-               all.append(trace_of(call));
+               result.append(trace_of(call));
              }
-             return all;
+             return result;
            })
       .def("take_failed", &take_failed)
       .def("take_unobserved", &take_unobserved)
@@ -373,7 +373,8 @@ void add_client(py::module_& module) {
       .def_property_readonly("has_pushed",
                              [](const ClientBinding& self) { return self.client().has_pushed(); })
       .def_property_readonly("is_open", [](const ClientBinding& self) { return self.client().is_open(); })
-      .def_property_readonly("here", [](const ClientBinding& self) { return self.client().here(); })
+      .def_property_readonly("is_of_this_process",
+                             [](const ClientBinding& self) { return self.client().is_of_this_process(); })
       .def_property_readonly("clock", [](const ClientBinding& self) { return self.client().clock(); })
       .def_property_readonly("timeout", [](const ClientBinding& self) { return self.client().timeout(); })
       .def_property_readonly("connections",
@@ -383,9 +384,9 @@ void add_client(py::module_& module) {
 // Calls of a client, or of requests.
 std::vector<client::CallPtr> calls_of(const py::handle& after) {
   std::vector<client::CallPtr> calls;
-  for (const py::handle one : after) {
-    calls.push_back(py::isinstance<ClientCall>(one) ? one.cast<const ClientCall&>().handle.call
-                                                    : one.cast<CallHandle&>().call);
+  for (const py::handle call : after) {
+    calls.push_back(py::isinstance<ClientCall>(call) ? call.cast<const ClientCall&>().handle.call
+                                                     : call.cast<CallHandle&>().call);
   }
   return calls;
 }

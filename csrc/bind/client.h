@@ -1,4 +1,4 @@
-// The client of a cluster's worker in Python: waiting without the GIL, and what only Python can do about calls.
+// The client of a worker in Python: waiting without the GIL, and what only Python can do about calls.
 
 #pragma once
 
@@ -30,7 +30,7 @@ using client::Client;
 using client::Seconds;
 using client::Waited;
 
-// A thread that waits looks for signals at least so often: one that comes just before a sleep does not end it.
+// A thread that waits looks for signals so often: one that comes just before a sleep does not end it.
 inline constexpr Seconds kSignalSeconds = 1.0;
 
 // The client, and the Python functions of calls that are not settled.
@@ -54,7 +54,7 @@ class ClientBinding {
                                                                .silent_ms = silent_ms,
                                                                .handshake_ms = handshake_ms})) {}
   ~ClientBinding() {
-    if (!client_->here()) {
+    if (!client_->is_of_this_process()) {
       static_cast<void>(client_.release());  // its lock may be held by a thread of the parent process
       return;
     }
@@ -67,7 +67,7 @@ class ClientBinding {
   Client& client() const noexcept { return *client_; }
 
   void check_process() const {
-    if (!client_->here()) {
+    if (!client_->is_of_this_process()) {
       throw WrongProcessError(
           "this store was connected before a fork and belongs to the parent process: connect in the child, "
           "or start "
@@ -87,7 +87,8 @@ class ClientBinding {
     throw py::error_already_set();
   }
 
-  // Waits without the GIL until `wait(time)` returns something else than that the time has come; false: `until` came first.
+  // Waits without the GIL until `wait(time)` returns something else than that the time has come; false:
+  // `until` came first.
   template <class Wait>
   bool run(const Wait& wait, Seconds until) const {
     for (;;) {
@@ -108,8 +109,8 @@ class ClientBinding {
     }
   }
 
-  // Does work on so many bytes with the lock of the client, which may be held by a thread that decodes or encodes many rows: others
-  // may run Python meanwhile.
+  // Does work on so many bytes with the lock of the client, which may be held by a thread that decodes or
+  // encodes many rows: others may run Python meanwhile.
   template <class Work>
   static auto unlocked(std::uint64_t bytes, const Work& work) {
     constexpr std::uint64_t kMinUnlocked = 64 * KiB;
@@ -228,7 +229,7 @@ class ClientBinding {
 
   // Has traces and failures taken, if there are any.
   void tell() const {
-    if (!client_->here()) {
+    if (!client_->is_of_this_process()) {
       return;  // its lock may have been held at the fork
     }
     release_kept();

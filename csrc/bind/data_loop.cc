@@ -36,7 +36,7 @@ py::dict metrics(const DataLoop& loop) { return dict_of(kLoopStatistics, loop.me
 // {op: (seconds in total, {least nanoseconds of a bucket: count})} of the ops that occurred
 py::dict durations(const DataLoop& loop) {
   const DurationHistograms& found = loop.durations();
-  py::dict all;
+  py::dict named;
   for (std::size_t op = 0; op < DurationHistograms::kOps; ++op) {
     py::dict counts;
     for (std::size_t b = 0; b < DurationHistograms::kBuckets; ++b) {
@@ -45,11 +45,11 @@ py::dict durations(const DataLoop& loop) {
       }
     }
     if (!counts.empty()) {
-      all[py::str(std::string(wire::name(static_cast<wire::Op>(op))))] =
+      named[py::str(std::string(wire::name(static_cast<wire::Op>(op))))] =
           py::make_tuple(static_cast<double>(found.total_ns(op)) / 1e9, counts);
     }
   }
-  return all;
+  return named;
 }
 
 }  // namespace
@@ -57,11 +57,11 @@ py::dict durations(const DataLoop& loop) {
 void add_data_loop(py::module_& module) {
   py::register_exception<TransportError>(module, "TransportError", module.attr("ShoalError").ptr());
   module.def("zmq_constants", [] {
-    py::dict all;
+    py::dict named;
     for (const auto& [name, value] : zmq::names()) {
-      all[py::str(name.data(), name.size())] = value;
+      named[py::str(name.data(), name.size())] = value;
     }
-    return all;
+    return named;
   });
   const LoopOptions usual;
   py::class_<DataLoop>(module, "DataLoop", py::release_gil_before_calling_cpp_dtor())

@@ -33,11 +33,11 @@ namespace {
 using Ranges = std::vector<std::pair<std::size_t, std::size_t>>;
 
 std::vector<SlotRange> slot_ranges(const Ranges& ranges) {
-  std::vector<SlotRange> all;
+  std::vector<SlotRange> result;
   for (const auto& [first, end] : ranges) {
-    all.push_back({first, end});
+    result.push_back({first, end});
   }
-  return all;
+  return result;
 }
 
 std::unique_ptr<Endpoint> make_endpoint(std::size_t slots, const Ranges& arcs, std::size_t deferred_reads,
@@ -53,9 +53,9 @@ std::unique_ptr<Endpoint> make_endpoint(std::size_t slots, const Ranges& arcs, s
   return std::make_unique<Endpoint>(Slots(slots), slot_ranges(arcs), limits);
 }
 
-// The follower of a stream whose primary has died, as a face for orders: they take effect in the given arcs only, and are kept as the
-// last records of these arcs, so that their other copies execute them too (Follower::act_on). Without arcs they take effect in all
-// arcs of the follower, and are not kept.
+// The follower of a stream whose primary has died, as a face for orders: they take effect in the given arcs
+// only, and are kept as the last records of these arcs, so that their other copies execute them too
+// (Follower::act_on). Without arcs they take effect in all arcs of the follower, and are not kept.
 struct FollowerOrders {
   Endpoint& endpoint;
   StreamId stream;
@@ -100,14 +100,14 @@ py::list save_arc(const Face& self, std::size_t first, std::size_t end) {
     const py::gil_scoped_release nogil;
     pieces = pieces_of(self, {first, end});
   }
-  py::list all;
+  py::list result;
   for (const auto& piece : pieces) {
-    all.append(as_bytes(piece.data(), piece.size()));
+    result.append(as_bytes(piece.data(), piece.size()));
   }
-  return all;
+  return result;
 }
 
-// --- orders -----------------------------------------------------------------------------------------------------
+// --- orders ------------------------------------------------------------------------------------------------
 
 // A field of an order as Python gives it.
 template <class Value>
@@ -138,7 +138,8 @@ auto result_of(const ArcResult& result) {
   }
 }
 
-// The argument of a method for the n-th field of an order; from number `required` on, the value of an empty order is the default.
+// The argument of a method for the n-th field of an order; from number `required` on, the value of an empty
+// order is the default.
 template <class One, std::size_t kRequired, std::size_t n>
 auto argument() {
   constexpr auto field = std::get<n>(One::fields());
@@ -184,7 +185,7 @@ void add_orders(py::class_<Face>& face) {
       .def("tables", [](const Face& self) { return tables_of(self); }, Nogil());
 }
 
-// --- messages ---------------------------------------------------------------------------------------------------
+// --- messages ----------------------------------------------------------------------------------------------
 
 // [(peer, [header, frames...])]
 py::list as_list(ReplyQueue& out) {
@@ -251,7 +252,7 @@ py::object next_message(Endpoint& endpoint, StreamId stream) {
   return frames;
 }
 
-// --- assignments ------------------------------------------------------------------------------------------------
+// --- assignments -------------------------------------------------------------------------------------------
 
 // (stream, address, server key, in sync, arriving), (stream, in sync)
 using Outgoing = std::tuple<StreamId, std::string, std::string, Ranges, Ranges>;
@@ -276,23 +277,23 @@ void assign(Endpoint& endpoint, std::uint32_t epoch, const Ranges& primary,
 }
 
 py::list as_list(const std::vector<SlotRange>& ranges) {
-  py::list all;
+  py::list result;
   for (const SlotRange& range : ranges) {
-    all.append(py::make_tuple(range.first, range.end));
+    result.append(py::make_tuple(range.first, range.end));
   }
-  return all;
+  return result;
 }
 
 py::object as_dict(const std::optional<Follower::Arriving>& arriving) {
   if (!arriving) {
     return py::none();
   }
-  py::dict one;
-  one["first"] = arriving->range.first;
-  one["end"] = arriving->range.end;
-  one["bytes"] = arriving->bytes;
-  one["total"] = arriving->total;
-  return one;
+  py::dict entry;
+  entry["first"] = arriving->range.first;
+  entry["end"] = arriving->range.end;
+  entry["bytes"] = arriving->bytes;
+  entry["total"] = arriving->total;
+  return entry;
 }
 
 std::chrono::milliseconds milliseconds(double seconds) {
@@ -322,67 +323,67 @@ py::object replication(const Endpoint& endpoint, std::optional<double> patience)
   const ReplicationStatus& now = *found;
   py::list streams;
   for (const auto& stream : now.streams) {
-    py::dict one;
-    one["stream"] = stream.stream;
-    one["sent"] = stream.sent;
-    one["acknowledged"] = stream.acknowledged;
-    one["bytes"] = stream.bytes;
-    one["silent"] = stream.silent;
-    one["in_sync"] = as_list(stream.in_sync);
-    one["arriving"] = as_dict(stream.arriving);
-    one["arrived"] = as_list(stream.arrived);
-    one["fenced"] = stream.fenced;
-    one["fault"] = stream.fault;
-    streams.append(one);
+    py::dict entry;
+    entry["stream"] = stream.stream;
+    entry["sent"] = stream.sent;
+    entry["acknowledged"] = stream.acknowledged;
+    entry["bytes"] = stream.bytes;
+    entry["silent"] = stream.silent;
+    entry["in_sync"] = as_list(stream.in_sync);
+    entry["arriving"] = as_dict(stream.arriving);
+    entry["arrived"] = as_list(stream.arrived);
+    entry["fenced"] = stream.fenced;
+    entry["fault"] = stream.fault;
+    streams.append(entry);
   }
   py::list replicas;
   for (const auto& replica : now.replicas) {
-    py::dict one;
-    one["stream"] = replica.stream;
-    one["position"] = replica.position;
-    one["in_sync"] = as_list(replica.in_sync);
-    one["arriving"] = as_dict(replica.arriving);
-    one["fault"] = replica.fault;
-    replicas.append(one);
+    py::dict entry;
+    entry["stream"] = replica.stream;
+    entry["position"] = replica.position;
+    entry["in_sync"] = as_list(replica.in_sync);
+    entry["arriving"] = as_dict(replica.arriving);
+    entry["fault"] = replica.fault;
+    replicas.append(entry);
   }
-  py::dict all;
-  all["position"] = now.position;
-  all["held"] = now.held;
-  all["streams"] = streams;
-  all["replicas"] = replicas;
-  return all;
+  py::dict result;
+  result["position"] = now.position;
+  result["held"] = now.held;
+  result["streams"] = streams;
+  result["replicas"] = replicas;
+  return result;
 }
 
 py::list targets(const Endpoint& endpoint) {
-  py::list all;
+  py::list result;
   for (const StreamTarget& target : endpoint.targets()) {
-    all.append(py::make_tuple(target.stream, target.address, target.server_key));
+    result.append(py::make_tuple(target.stream, target.address, target.server_key));
   }
-  return all;
+  return result;
 }
 
-// --- figures ----------------------------------------------------------------------------------------------------
+// --- figures -----------------------------------------------------------------------------------------------
 
 template <class Name, std::size_t n>
 py::dict counted(const std::array<std::uint64_t, n>& counts) {
-  py::dict all;
+  py::dict result;
   for (std::size_t i = 0; i < n; ++i) {
     if (counts[i] != 0) {
-      all[py::str(std::string(wire::name(static_cast<Name>(i))))] = counts[i];
+      result[py::str(std::string(wire::name(static_cast<Name>(i))))] = counts[i];
     }
   }
-  return all;
+  return result;
 }
 
 // {least number of the bucket: count}
 py::dict histogram(const Histogram& counts) {
-  py::dict all;
+  py::dict result;
   for (std::size_t b = 0; b < Histogram::kBuckets; ++b) {
     if (counts.count(b) != 0) {
-      all[py::int_(Histogram::lower_bound(b))] = counts.count(b);
+      result[py::int_(Histogram::lower_bound(b))] = counts.count(b);
     }
   }
-  return all;
+  return result;
 }
 
 py::object arc_loads(const Endpoint& endpoint, double patience) {
@@ -390,11 +391,11 @@ py::object arc_loads(const Endpoint& endpoint, double patience) {
   if (!loads) {
     return py::none();
   }
-  py::list all;
+  py::list result;
   for (const auto& load : *loads) {
-    all.append(py::make_tuple(load.range.first, load.range.end, load.rows, load.bytes, load.touched));
+    result.append(py::make_tuple(load.range.first, load.range.end, load.rows, load.bytes, load.touched));
   }
-  return all;
+  return result;
 }
 
 // [(first slot of an arc, table, {name: number})]; of a tier with "tier_" before its names.
@@ -403,28 +404,28 @@ py::object table_loads(const Endpoint& endpoint, double patience) {
   if (!loads) {
     return py::none();
   }
-  py::list all;
+  py::list result;
   for (const auto& [first_slot, table, load, tier] : *loads) {
-    py::dict one = dict_of(kShardStatistics, load);
+    py::dict entry = dict_of(kShardStatistics, load);
     if (tier) {
-      add_to(one, kTierStatistics, *tier, "tier_");
+      add_to(entry, kTierStatistics, *tier, "tier_");
     }
-    all.append(py::make_tuple(first_slot, table, one));
+    result.append(py::make_tuple(first_slot, table, entry));
   }
-  return all;
+  return result;
 }
 
 // The names of statistics, "counter" or "gauge" if servers report them, and what they mean.
 template <class Table>
 py::tuple described(const Table& table) {
-  py::list all;
+  py::list result;
   for (const auto& statistic : table) {
     const char* const kind = statistic.reported == Reported::kCounter ? "counter"
                              : statistic.reported == Reported::kGauge ? "gauge"
                                                                       : "";
-    all.append(py::make_tuple(statistic.name, kind, statistic.help));
+    result.append(py::make_tuple(statistic.name, kind, statistic.help));
   }
-  return py::tuple(all);
+  return py::tuple(result);
 }
 
 py::object hot_keys(const Endpoint& endpoint, std::size_t most, double patience) {
@@ -433,8 +434,8 @@ py::object hot_keys(const Endpoint& endpoint, std::size_t most, double patience)
     return py::none();
   }
   py::list keys;
-  for (const HotKey& one : found->first) {
-    keys.append(py::make_tuple(one.table, unmix(one.hash), one.count));
+  for (const HotKey& entry : found->first) {
+    keys.append(py::make_tuple(entry.table, unmix(entry.hash), entry.count));
   }
   return py::make_tuple(keys, found->second);
 }
@@ -466,31 +467,31 @@ py::object metrics(const Endpoint& endpoint, std::optional<double> patience) {
   for (const auto& [rank, clock] : now.clocks) {
     clocks[py::int_(rank)] = clock;
   }
-  py::dict all = dict_of(kServiceStatistics, now);
-  all["requests"] = counted<wire::Op>(now.requests);
-  all["statuses"] = counted<wire::Status>(now.statuses);
-  all["narrowed"] = now.narrowed.values;
-  all["narrowed_squared_error"] = now.narrowed.squared;
-  all["narrowed_largest_error"] = now.narrowed.largest;
-  all["applied"] = now.applied;
-  all["floor"] = now.floor;
-  all["clocks"] = clocks;
+  py::dict result = dict_of(kServiceStatistics, now);
+  result["requests"] = counted<wire::Op>(now.requests);
+  result["statuses"] = counted<wire::Status>(now.statuses);
+  result["narrowed"] = now.narrowed.values;
+  result["narrowed_squared_error"] = now.narrowed.squared;
+  result["narrowed_largest_error"] = now.narrowed.largest;
+  result["applied"] = now.applied;
+  result["floor"] = now.floor;
+  result["clocks"] = clocks;
   py::dict jobs;
   for (const auto& job : now.jobs) {
-    py::dict its_clocks;
+    py::dict worker_clocks;
     for (const auto& [rank, clock] : job.clocks) {
-      its_clocks[py::int_(rank)] = clock;
+      worker_clocks[py::int_(rank)] = clock;
     }
-    py::dict one;
-    one["applied"] = job.applied;
-    one["floor"] = job.floor;
-    one["clocks"] = its_clocks;
-    jobs[py::int_(job.number)] = one;
+    py::dict entry;
+    entry["applied"] = job.applied;
+    entry["floor"] = job.floor;
+    entry["clocks"] = worker_clocks;
+    jobs[py::int_(job.number)] = entry;
   }
-  all["jobs"] = jobs;
-  all["pull_staleness"] = histogram(now.pull_staleness);
-  all["push_staleness"] = histogram(now.push_staleness);
-  return all;
+  result["jobs"] = jobs;
+  result["pull_staleness"] = histogram(now.pull_staleness);
+  result["push_staleness"] = histogram(now.push_staleness);
+  return result;
 }
 
 // A copy of a table's rows, with the endpoint's threads (why not keep_alive: bind/shard.cc).
@@ -507,10 +508,10 @@ py::object shard(const py::object& self, std::uint32_t id) {
   return held;
 }
 
-// --- saves ------------------------------------------------------------------------------------------------------
+// --- saves -------------------------------------------------------------------------------------------------
 
-// Waits without the GIL for the next session, for at most `seconds`; None if there is none, or after close_sessions(). Its memory
-// belongs to the endpoint.
+// Waits without the GIL for the next session, for at most `seconds`; None if there is none, or after
+// close_sessions(). Its memory belongs to the endpoint.
 py::object next_session(const py::object& self, std::optional<double> seconds) {
   auto& endpoint = self.cast<Endpoint&>();
   std::shared_ptr<CheckpointSession> save;
@@ -527,13 +528,13 @@ py::object next_session(const py::object& self, std::optional<double> seconds) {
 }
 
 py::list summaries(const CheckpointSession& save) {
-  py::list all;
+  py::list result;
   for (std::size_t t = 0; t < save.tables(); ++t) {
     const auto of_table =
         save.summaries().subspan(t * CheckpointSession::kSummaryWords, CheckpointSession::kSummaryWords);
-    all.append(py::make_tuple(of_table[0], of_table[1], of_table[2], of_table[3]));
+    result.append(py::make_tuple(of_table[0], of_table[1], of_table[2], of_table[3]));
   }
-  return all;
+  return result;
 }
 
 // (times, text)

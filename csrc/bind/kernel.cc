@@ -188,7 +188,7 @@ Pooling pooling_of(const std::string& name) {
   constexpr std::pair<const char*, Pooling> kNames[] = {
       {"sum", Pooling::kSum}, {"mean", Pooling::kMean}, {"sqrtn", Pooling::kSqrtn}, {"max", Pooling::kMax}};
   const auto* const found =
-      std::ranges::find(kNames, name, [](const auto& one) { return std::string(one.first); });
+      std::ranges::find(kNames, name, [](const auto& pair) { return std::string(pair.first); });
   SHOAL_CHECK(found != std::end(kNames), "no pooling " + name + ": sum, mean, sqrtn or max");
   return found->second;
 }
@@ -306,7 +306,7 @@ std::optional<py::tuple> count_labelled(const Array<double>& margins, const Arra
 // (all pairs, those won, those tied)
 py::tuple ordered_pairs(const Array<std::int64_t>& positive, const Array<std::int64_t>& negative) {
   const OrderedPairs pairs = shoal::ordered_pairs(in(positive), in(negative));
-  return py::make_tuple(pairs.all, pairs.won, pairs.tied);
+  return py::make_tuple(pairs.count, pairs.won, pairs.tied);
 }
 
 // (indptr, keys, values) of some rows of a matrix.
@@ -374,13 +374,13 @@ Array<float> by_feature_gradient(ByFeature& examples, const Array<std::uint32_t>
   return result;
 }
 
-Array<float> by_feature_bounds(ByFeature& examples, ByFeature::Keys own,
+Array<float> by_feature_bounds(ByFeature& examples, ByFeature::Keys keys,
                                const std::vector<ByFeature::Keys>& near, PoolWithScratch& pool) {
-  SHOAL_CHECK(own.first <= own.second, "a run of keys cannot end before it begins");
-  Array<float> result = fresh<float>(own.second - own.first);
+  SHOAL_CHECK(keys.first <= keys.second, "a run of keys cannot end before it begins");
+  Array<float> result = fresh<float>(keys.second - keys.first);
   const auto to = out(result);
   const py::gil_scoped_release nogil;
-  examples.bounds(own, near, to, pool.threads);
+  examples.bounds(keys, near, to, pool.threads);
   return result;
 }
 

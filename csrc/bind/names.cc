@@ -67,12 +67,12 @@ Array<std::uint32_t> differing(const TextMap& map, const Array<std::uint64_t>& k
 
 // (keys, text, ends).
 py::tuple sorted(const TextMap& map) {
-  TextMap::Sorted all;
+  TextMap::Sorted sorted;
   {
     const py::gil_scoped_release nogil;
-    all = map.sorted();
+    sorted = map.sorted();
   }
-  return py::make_tuple(copied(all.keys), owned(std::move(all.texts.bytes)), copied(all.texts.ends));
+  return py::make_tuple(copied(sorted.keys), owned(std::move(sorted.texts.bytes)), copied(sorted.texts.ends));
 }
 
 }  // namespace

@@ -36,15 +36,15 @@ py::list frames_of(const client::Outgoing& message) {
   }
   std::array<std::byte, sizeof(wire::Header)> encoded;
   wire::encode(header, frames, encoded);
-  py::list all;
+  py::list result;
   const auto add = [&](wire::Frame frame) {
-    all.append(py::bytes(reinterpret_cast<const char*>(frame.data()), frame.size()));
+    result.append(py::bytes(reinterpret_cast<const char*>(frame.data()), frame.size()));
   };
   add(encoded);
   for (const wire::Frame frame : frames) {
     add(frame);
   }
-  return all;
+  return result;
 }
 
 class RequestsBinding final : private client::Submitter {
@@ -113,12 +113,12 @@ class RequestsBinding final : private client::Submitter {
 
   // (address, frames) of all messages that are to be sent.
   py::list take_outgoing() {
-    py::list all;
+    py::list result;
     while (requests_.has_outgoing()) {
       const client::Outgoing message = requests_.take_outgoing();
-      all.append(py::make_tuple(message.peer->endpoint.address, frames_of(message)));
+      result.append(py::make_tuple(message.peer->endpoint.address, frames_of(message)));
     }
-    return all;
+    return result;
   }
 
   const Requests& requests() const noexcept { return requests_; }
@@ -218,8 +218,8 @@ void add_simulated_rows(py::module_& module) {
           "pull",
           [](const SimulatedRows& self, const Array<std::uint64_t>& hashes, Array<float>& rows, Seconds now) {
             CallHandle handle{.out = rows};
-            self.change(now, [&](client::CachedRows& all) {
-              handle.call = all.pull(in(hashes), out(rows), keep({hashes, rows}));
+            self.change(now, [&](client::CachedRows& cache) {
+              handle.call = cache.pull(in(hashes), out(rows), keep({hashes, rows}));
             });
             return handle;
           },
@@ -229,24 +229,24 @@ void add_simulated_rows(py::module_& module) {
           [](const SimulatedRows& self, const Array<std::uint64_t>& hashes, const Array<float>& grads,
              Seconds now) {
             CallHandle handle;
-            self.change(now,
-                        [&](client::CachedRows& all) { handle.call = all.push(in(hashes), in(grads), {}); });
+            self.change(
+                now, [&](client::CachedRows& cache) { handle.call = cache.push(in(hashes), in(grads), {}); });
             return handle;
           },
           array("hashes"), array("grads"), py::arg("now"))
       .def("end_clock",
            [](const SimulatedRows& self, Seconds now) {
-             self.change(now, [](client::CachedRows& all) { all.end_clock(); });
+             self.change(now, [](client::CachedRows& cache) { cache.end_clock(); });
            })
       .def("flush", [](const SimulatedRows& self,
-                       Seconds now) { self.change(now, [](client::CachedRows& all) { all.flush(); }); })
+                       Seconds now) { self.change(now, [](client::CachedRows& cache) { cache.flush(); }); })
       .def_property_readonly("unacknowledged",
                              [](const SimulatedRows& self) {
-                               std::vector<CallHandle> all;
+                               std::vector<CallHandle> result;
                                for (const client::CallPtr& call : self.rows->unacknowledged()) {
-                                 all.push_back({.call = call});
+                                 result.push_back({.call = call});
                                }
-                               return all;
+                               return result;
                              })
       .def("metrics", [](const SimulatedRows& self) { return cache_stats(self.rows->cache()); });
 }
@@ -272,10 +272,10 @@ void add_policy(py::module_& module) {
 
 py::dict filter_metrics(const client::Filter& filter) {
   const client::FilterCounts& counts = filter.counts();
-  py::dict all;
+  py::dict result;
   const auto add = [&](const char* name, auto value) {
     if (value != 0) {
-      all[name] = value;
+      result[name] = value;
     }
   };
   add("pushes", counts.pushes);
@@ -288,9 +288,9 @@ py::dict filter_metrics(const client::Filter& filter) {
   add("lists_lost", counts.lists_lost);
   add("rows_dropped", counts.rows_dropped);
   add("rows_raised", counts.rows_raised);
-  all["gradient_error"] = counts.gradient_error;
-  all["largest_error"] = counts.largest_error;
-  return all;
+  result["gradient_error"] = counts.gradient_error;
+  result["largest_error"] = counts.largest_error;
+  return result;
 }
 
 void add_filter(py::module_& module) {
@@ -312,22 +312,22 @@ void add_filter(py::module_& module) {
 
 void add_call(py::module_& module) {
   py::class_<CallHandle>(module, "SubmittedCall")
-      .def_property_readonly("op", [](const CallHandle& one) { return static_cast<int>(one.call->op); })
-      .def_property_readonly("table", [](const CallHandle& one) { return one.call->table; })
-      .def_property_readonly("clock", [](const CallHandle& one) { return one.call->clock; })
-      .def_property_readonly("sequence", [](const CallHandle& one) { return one.call->sequence; })
-      .def_property_readonly("serial", [](const CallHandle& one) { return one.call->serial; })
-      .def_property_readonly("name", [](const CallHandle& one) { return one.call->name(); })
-      .def_property_readonly("included", [](const CallHandle& one) { return one.call->included; })
-      .def("done", [](const CallHandle& one) { return one.call->is_done(); })
+      .def_property_readonly("op", [](const CallHandle& handle) { return static_cast<int>(handle.call->op); })
+      .def_property_readonly("table", [](const CallHandle& handle) { return handle.call->table; })
+      .def_property_readonly("clock", [](const CallHandle& handle) { return handle.call->clock; })
+      .def_property_readonly("sequence", [](const CallHandle& handle) { return handle.call->sequence; })
+      .def_property_readonly("serial", [](const CallHandle& handle) { return handle.call->serial; })
+      .def_property_readonly("name", [](const CallHandle& handle) { return handle.call->name(); })
+      .def_property_readonly("included", [](const CallHandle& handle) { return handle.call->included; })
+      .def("done", [](const CallHandle& handle) { return handle.call->is_done(); })
       .def_property_readonly("error", &error_of)
-      .def("get", [](CallHandle& one) {
-        const py::object error = error_of(one);
+      .def("get", [](CallHandle& handle) {
+        const py::object error = error_of(handle);
         if (!error.is_none()) {
           PyErr_SetObject(py::type::handle_of(error).ptr(), error.ptr());
           throw py::error_already_set();
         }
-        return result_of(one);
+        return result_of(handle);
       });
 }
 
@@ -389,23 +389,25 @@ void add_requests(py::module_& module) {
       .def("tick", &RequestsBinding::tick, py::arg("clock"), py::arg("tables"), py::arg("now"),
            py::arg("deadline"), py::kw_only(), py::arg("on_done") = py::none(), py::arg("traced") = false)
       .def("receive", &RequestsBinding::receive, py::arg("address"), py::arg("frames"), py::arg("now"))
-      .def("on_time", [](RequestsBinding& self,
-                         Seconds now) { self.change(now, [&](Requests& all) { all.on_time(now); }); })
+      .def("on_time",
+           [](RequestsBinding& self, Seconds now) {
+             self.change(now, [&](Requests& requests) { requests.on_time(now); });
+           })
       .def("reconnected",
            [](RequestsBinding& self, const std::string& address, const std::string& reason, Seconds now) {
-             self.change(now, [&](Requests& all) { all.reconnected(address, reason, now); });
+             self.change(now, [&](Requests& requests) { requests.reconnected(address, reason, now); });
            })
       .def("set_map",
            [](RequestsBinding& self, const py::object& map, Seconds now) {
-             self.change(now, [&](Requests& all) { all.set_map(slot_map_of(map), now); });
+             self.change(now, [&](Requests& requests) { requests.set_map(slot_map_of(map), now); });
            })
       .def("lose",
            [](RequestsBinding& self, std::uint32_t server, const std::string& reason, Seconds now) {
-             self.change(now, [&](Requests& all) { all.lose(server, reason, now); });
+             self.change(now, [&](Requests& requests) { requests.lose(server, reason, now); });
            })
       .def("close",
            [](RequestsBinding& self, const py::object& error, Seconds now) {
-             self.change(now, [&](Requests& all) { all.close(failure_of(error), now); });
+             self.change(now, [&](Requests& requests) { requests.close(failure_of(error), now); });
            })
       .def("take_outgoing", &RequestsBinding::take_outgoing)
       .def("next_time",

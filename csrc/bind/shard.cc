@@ -138,8 +138,8 @@ py::tuple section(const Shard& shard, std::size_t slot) {
   return py::make_tuple(rows, owned(std::move(bytes)), owned(std::move(filter)));
 }
 
-// Keeps the shard alive as long as the result. Done by hand: keep_alive<0, 1> also inspects the result of a call whose
-// arguments did not match, which is null, and crashes (pybind11 3.1).
+// Keeps the shard alive as long as the result. Done by hand: keep_alive<0, 1> also inspects the result of a
+// call whose arguments did not match, which is null, and crashes (pybind11 3.1).
 py::object snapshot(const py::object& self, std::uint32_t clock, const std::string& kind, std::size_t most,
                     const std::string& purpose) {
   auto made =
@@ -262,12 +262,12 @@ py::dict stats(const Shard& shard) {
     const py::gil_scoped_release nogil;  // a tier waits for its turn
     return shard.stats();
   }();
-  py::dict all = dict_of(kShardStatistics, stats);
-  all["growths"] = stats.growth.times;
-  all["growing_memory_ns"] = stats.growth.memory_ns;
-  all["growing_moving_ns"] = stats.growth.moving_ns;
-  all["longest_move_ns"] = stats.growth.longest_ns;
-  return all;
+  py::dict result = dict_of(kShardStatistics, stats);
+  result["growths"] = stats.growth.times;
+  result["growing_memory_ns"] = stats.growth.memory_ns;
+  result["growing_moving_ns"] = stats.growth.moving_ns;
+  result["longest_move_ns"] = stats.growth.longest_ns;
+  return result;
 }
 
 }  // namespace
@@ -286,11 +286,11 @@ Snapshot::Kind kind_of(const std::string& name) {
 
 std::vector<std::string> columns_of(const Shard& shard) {
   const auto names = shard.spec().optimizer.columns();
-  std::vector<std::string> all(names.begin(), names.end());
+  std::vector<std::string> result(names.begin(), names.end());
   if (shard.rows().has_row_state()) {
-    all.emplace_back(shard.spec().optimizer.row_state());
+    result.emplace_back(shard.spec().optimizer.row_state());
   }
-  return all;
+  return result;
 }
 
 py::tuple section_of(Snapshot::Piece&& piece) {

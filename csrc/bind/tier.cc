@@ -1,4 +1,4 @@
-// Tiers in Python: the directory and memory of a server's, and their errors as the exceptions that users catch.
+// Tiers in Python: the directory and memory of a server's, and errors as the exceptions that users catch.
 
 #include <cstddef>
 #include <exception>

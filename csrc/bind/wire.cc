@@ -233,7 +233,7 @@ auto span_field() {
   return [](const py::object& self) { return view(self.cast<const Message&>().decoded.*Field, self); };
 }
 
-// --- filters ----------------------------------------------------------------------------------------------------
+// --- filters -----------------------------------------------------------------------------------------------
 
 // Runs work(), without the GIL if it is long enough.
 template <class Work>
@@ -285,11 +285,11 @@ py::object pack_values(const Array<Word>& values) {
     return py::none();
   }
   Array<std::uint8_t> map = fresh<std::uint8_t>(bytes);
-  Array<Word> some = fresh<Word>(kept);
+  Array<Word> words = fresh<Word>(kept);
   const auto map_out = std::as_writable_bytes(out(map));
-  const auto some_out = out(some);
-  unlocked(from.size_bytes(), [&] { pack(from, map_out, some_out); });
-  return py::make_tuple(map, some);
+  const auto words_out = out(words);
+  unlocked(from.size_bytes(), [&] { pack(from, map_out, words_out); });
+  return py::make_tuple(map, words);
 }
 
 // None if all are 1.

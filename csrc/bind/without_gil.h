@@ -1,8 +1,9 @@
 // WithoutGil: releases the GIL while it lives, also in threads that outlive the interpreter.
 //
-// A daemon thread that asks for the GIL after the interpreter has begun to end is ended by pthread_exit() before Python 3.14. The
-// unwinding that this causes would end the process at the first function that throws nothing, as the destructor of
-// py::gil_scoped_release. Such a thread sleeps here until the process has ended, as Python 3.14 has it do.
+// A daemon thread that asks for the GIL after the interpreter has begun to end is ended by pthread_exit()
+// before Python 3.14. The unwinding that this causes would end the process at the first function that throws
+// nothing, as the destructor of py::gil_scoped_release. Such a thread sleeps here until the process has
+// ended, as Python 3.14 has it do.
 
 #pragma once
 

@@ -47,9 +47,9 @@ void LocalSteps::weights(std::span<std::byte* const> rows, float* weights) {
       [&](const auto& rule) {
         if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
           for (std::size_t r = 0; r < rows.size(); r += kBlock) {
-            const Block some = block(std::min(kBlock, rows.size() - r));
-            rows_.gather(rows.subspan(r, some.rows), some, none);
-            rule.read(some, weights + r * some.dim);
+            const Block part = block(std::min(kBlock, rows.size() - r));
+            rows_.gather(rows.subspan(r, part.rows), part, none);
+            rule.read(part, weights + r * part.dim);
           }
         }
       },

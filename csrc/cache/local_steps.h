@@ -1,15 +1,14 @@
 // LocalSteps: steps of a table's optimizer in a worker's copies of its rows.
 //
-//   copy    a whole row as the servers send it: its columns, dim floats each, then its row state; Rows::floats() numbers
+//   copy    a whole row as the servers send it: its columns, dim floats each, then its row state
 //   step    the rule's own formula, on float32
-//   change  a copy after some steps less the copy before them; the servers add it to the row (Shard::push_whole)
+//   change  a copy after some steps less the copy before them; the servers add it to the row
 //
-// Narrow rows are copied into a Block, whose columns are long enough for wide instructions, and back; wide ones are stepped where
-// they are, as a shard does. The bits are the same.
-//
-// Why changes may be added: only rules whose numbers are sums over their steps have it (Optimizer::adds_up). Two workers that
-// start from the same row, and step with their own gradients, then add what each of them has changed, as two asynchronous
-// workers without copies add what the servers compute from old weights.
+// Narrow rows are copied into a Block, whose columns are long enough for wide instructions, and back; wide
+// ones are stepped where they are, as a shard does. The bits are the same. Only rules have this whose numbers
+// are sums over their steps (Optimizer::adds_up): two workers that start from the same row then add what each
+// of them has changed, as two asynchronous workers without copies add what the servers compute from old
+// weights.
 //
 // Threads: one at a time; the owner locks.
 
@@ -40,10 +39,11 @@ class LocalSteps {
 
   bool derives_weights() const noexcept { return optimizer_.derives_weights(); }
 
-  // Writes the weights of whole rows: dim numbers for each. Where they are not derived, they are a row's first numbers.
+  // Writes the weights of whole rows: dim numbers for each. Where they are not derived, they are a row's
+  // first numbers.
   void weights(std::span<std::byte* const> rows, float* weights);
-  // Makes a step in each row. A row whose gradient is all zero, or whose gradient or new numbers are not all finite, keeps every bit.
-  // Returns how many were not finite.
+  // Makes a step in each row. A row whose gradient is all zero, or whose gradient or new numbers are not all
+  // finite, keeps every bit. Returns how many were not finite.
   std::size_t step(std::span<std::byte* const> rows, std::span<const std::uint64_t> hashes,
                    const float* grads);
 

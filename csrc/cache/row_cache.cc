@@ -1,14 +1,16 @@
-// Replacement is GCLOCK (Smith, "Sequentiality and prefetching in database systems", 1978): a small count of uses for
-// each entry, and a hand for each bucket that takes uses away, and replaces an entry without any. It moves one step for
-// every kPatience rows that find no room: a stream of rare keys must not wear out the frequent ones. Entries are
-// numbered in the order of their first use, so those in use are dense.
+// Replacement is GCLOCK (Smith, "Sequentiality and prefetching in database systems", 1978): a small count of
+// uses for each entry, and a next victim in each bucket, which is replaced if it has none, and otherwise
+// loses one and is followed by the next way. That happens once for every kPatience rows that find no room: a
+// stream of rare keys must not wear out the frequent ones. Entries are numbered in the order of their first
+// use, so those in use are dense.
 //
-// A batch is usually pushed soon after it was pulled: the numbers of its entries are remembered, and the push reads no
-// bucket. A place is only a hint: a row that is not at its place is searched for.
+// A batch is usually pushed soon after it was pulled: the numbers of its entries are remembered, and the push
+// reads no bucket. A place is only a hint: a row that is not at its place is searched for.
 //
-// An answer becomes the copy only if its pull is the entry's reader (I4): any other answer removes both, since which of
-// the two is newer is unknown. With local steps it becomes the base under what has changed meanwhile, and what leaves
-// removes the reader. Sums leave with their copies, without local steps: the servers have newer rows then.
+// An answer becomes the copy only if its pull is the entry's reader (I4): any other answer removes both,
+// since which of the two is newer is unknown. With local steps it becomes the base under what has changed
+// meanwhile, and what leaves removes the reader. Sums leave with their copies, without local steps: the
+// servers have newer rows then.
 
 #include "cache/row_cache.h"
 
@@ -129,7 +131,8 @@ void RowCache::prefetch_entry(std::uint32_t place, std::size_t bytes) const noex
   }
 }
 
-// Calls use(begin, end) for each block of a batch. Its places are known, and perhaps wrong, or found a block before their use.
+// Calls use(begin, end) for each block of a batch. Its places are known, and perhaps wrong, or found a block
+// before their use.
 template <class Use>
 void RowCache::walk(std::span<const std::uint64_t> hashes, bool are_known, std::uint32_t* places,
                     std::size_t bytes, const Use& use) {
@@ -232,52 +235,52 @@ void RowCache::take(Entry& entry, Sums& sums) {
 }
 
 // Writes the weights of some rows of a block to their positions of a batch.
-void RowCache::copy_weights(std::span<std::byte* const> some, const std::uint32_t* positions, float* rows) {
-  if (some.empty()) {
+void RowCache::copy_weights(std::span<std::byte* const> copies, const std::uint32_t* positions, float* rows) {
+  if (copies.empty()) {
     return;
   }
   const bool derives = steps_ && steps_->derives_weights();
-  if (derives && positions[some.size() - 1] - positions[0] == some.size() - 1) {
-    return steps_->weights(some, rows + positions[0] * dim_);
+  if (derives && positions[copies.size() - 1] - positions[0] == copies.size() - 1) {
+    return steps_->weights(copies, rows + positions[0] * dim_);
   }
   if (derives) {
-    steps_->weights(some, values_.data());
+    steps_->weights(copies, values_.data());
   }
-  for (std::size_t i = 0; i < some.size(); ++i) {
+  for (std::size_t i = 0; i < copies.size(); ++i) {
     // Weights that are not derived are a row's first numbers.
-    const float* const from = derives ? values_.data() + i * dim_ : reinterpret_cast<const float*>(some[i]);
+    const float* const from = derives ? values_.data() + i * dim_ : reinterpret_cast<const float*>(copies[i]);
     copy_floats(rows + positions[i] * dim_, from, dim_);
   }
 }
 
 // An entry for a hash that has none, or kNone: the others of its bucket are used more.
 std::uint32_t RowCache::place(std::uint64_t hash, Sums& sums) {
-  TagBucket& here = bucket_of(hash);
+  TagBucket& bucket = bucket_of(hash);
   std::size_t way = kWays;
-  if (here.used < kWays) {
-    way = here.used++;
-    here.numbers[way] = ++used_;
-  } else if (++here.refused >= kPatience) {
-    here.refused = 0;
-    Entry& old = entry(here.numbers[here.hand]);
+  if (bucket.used < kWays) {
+    way = bucket.used++;
+    bucket.numbers[way] = ++used_;
+  } else if (++bucket.refused >= kPatience) {
+    bucket.refused = 0;
+    Entry& old = entry(bucket.numbers[bucket.next_victim]);
     if (old.state >= kOneUse) {
       old.state -= kOneUse;
     } else if (reader_of(old) == 0) {
-      way = here.hand;
+      way = bucket.next_victim;
       ++stats_.evicted;
       if ((old.state & kSum) != 0) {
         take(old, sums);
       }
     }
-    here.hand = static_cast<std::uint8_t>((here.hand + 1) % kWays);
+    bucket.next_victim = static_cast<std::uint8_t>((bucket.next_victim + 1) % kWays);
   }
   if (way == kWays) {
     ++stats_.refused;
     return kNone;
   }
-  here.set(way, hash);
-  entry(here.numbers[way]) = {.hash = hash, .clocks = 0, .state = kUsed};
-  return here.numbers[way];
+  bucket.set(way, hash);
+  entry(bucket.numbers[way]) = {.hash = hash, .clocks = 0, .state = kUsed};
+  return bucket.numbers[way];
 }
 
 void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks, std::uint32_t reader,
@@ -300,17 +303,17 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
       places[i] = place(hashes[i], rest.sums);
     }
     if (places[i] != kNone) {
-      Entry& here = entry(places[i]);
-      if ((here.state & kCopy) != 0 && here.clocks >= clocks) {
+      Entry& cached = entry(places[i]);
+      if ((cached.state & kCopy) != 0 && cached.clocks >= clocks) {
         return true;
       }
-      here.state = used(here.state);
-      if (const std::uint32_t other = reader_of(here); other == 0) {
-        if ((here.state & kSum) != 0) {
-          take(here, rest.sums);
+      cached.state = used(cached.state);
+      if (const std::uint32_t other = reader_of(cached); other == 0) {
+        if ((cached.state & kSum) != 0) {
+          take(cached, rest.sums);
         }
-        here.state &= ~kCopy;
-        here.clocks = reader;
+        cached.state &= ~kCopy;
+        cached.clocks = reader;
       } else if (may_join) {
         rest.joined.push_back(static_cast<std::uint32_t>(i));
         rest.readers.push_back(other);
@@ -329,15 +332,16 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
          const std::uint32_t oldest = clocks;
          std::size_t hit = 0;
          for (std::size_t i = begin; i < end; ++i) {
-           Entry* here = &entries[places[i]];
-           if (here->hash != hash[i] || (here->state & kCopy) == 0 || here->clocks < oldest) [[unlikely]] {
+           Entry* cached = &entries[places[i]];
+           if (cached->hash != hash[i] || (cached->state & kCopy) == 0 || cached->clocks < oldest)
+               [[unlikely]] {
              if (!miss(i)) {
                continue;
              }
-             here = &entries[places[i]];
+             cached = &entries[places[i]];
            }
-           here->state = used(here->state);
-           hits[hit] = reinterpret_cast<std::byte*>(copy(*here));
+           cached->state = used(cached->state);
+           hits[hit] = reinterpret_cast<std::byte*>(copy(*cached));
            positions[hit++] = static_cast<std::uint32_t>(i);
          }
          copy_weights({hits.data(), hit}, positions.data(), rows.data());
@@ -363,14 +367,14 @@ void RowCache::fill(std::span<const std::uint64_t> hashes, std::uint32_t reader,
       if (number == kNone) {
         continue;
       }
-      Entry& here = entry(number);
-      const bool is_reader = reader_of(here) == reader || is_planted(RowCacheDefect::kTakesTheLastAnswer);
+      Entry& cached = entry(number);
+      const bool is_reader = reader_of(cached) == reader || is_planted(RowCacheDefect::kTakesTheLastAnswer);
       if (!is_kept || !is_reader) {
-        remove_copy(here);
+        remove_copy(cached);
         continue;
       }
-      here.clocks = clocks;
-      become_copy(here, rows.data() + i * width_);
+      cached.clocks = clocks;
+      become_copy(cached, rows.data() + i * width_);
     }
   });
 }
@@ -402,14 +406,14 @@ void RowCache::copy_weights_of(std::span<const float> whole, std::span<const std
   for (const std::uint32_t position : positions) {
     SHOAL_CHECK((position + std::size_t{1}) * dim_ <= rows.size(), "a position is beyond the rows");
   }
-  std::array<std::byte*, kBlock> some;
+  std::array<std::byte*, kBlock> copies;
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t end = std::min(begin + kBlock, count);
     for (std::size_t i = begin; i < end; ++i) {
       // Only read.
-      some[i - begin] = reinterpret_cast<std::byte*>(const_cast<float*>(whole.data() + i * width_));
+      copies[i - begin] = reinterpret_cast<std::byte*>(const_cast<float*>(whole.data() + i * width_));
     }
-    copy_weights({some.data(), end - begin}, positions.data() + begin, rows.data());
+    copy_weights({copies.data(), end - begin}, positions.data() + begin, rows.data());
   }
 }
 
@@ -420,12 +424,12 @@ void RowCache::step(std::span<std::byte* const> rows, const std::uint32_t* posit
     stats_.dropped += steps_->step(rows, hashes.subspan(positions[0], count), grads + positions[0] * dim_);
     return;
   }
-  std::array<std::uint64_t, kBlock> some;
+  std::array<std::uint64_t, kBlock> stepped_hashes;
   for (std::size_t i = 0; i < count; ++i) {
-    some[i] = hashes[positions[i]];
+    stepped_hashes[i] = hashes[positions[i]];
     copy_floats(values_.data() + i * dim_, grads + positions[i] * dim_, dim_);
   }
-  stats_.dropped += steps_->step(rows, {some.data(), count}, values_.data());
+  stats_.dropped += steps_->step(rows, {stepped_hashes.data(), count}, values_.data());
 }
 
 RowCache::Begun& RowCache::list_of(std::uint32_t clock) {
@@ -478,21 +482,21 @@ void RowCache::add(std::span<const std::uint64_t> hashes, std::span<const float>
           continue;
         }
       }
-      Entry& here = entries[number];
-      stepped[count] = reinterpret_cast<std::byte*>(copy(here));
+      Entry& cached = entries[number];
+      stepped[count] = reinterpret_cast<std::byte*>(copy(cached));
       positions[count++] = static_cast<std::uint32_t>(i);
-      const std::uint32_t state = used(here.state) | kSum;
-      const bool begins = (here.state & kSum) == 0;
-      here.state = begins ? (state & ~kListBits) | list : state;
+      const std::uint32_t state = used(cached.state) | kSum;
+      const bool begins = (cached.state & kSum) == 0;
+      cached.state = begins ? (state & ~kListBits) | list : state;
       *started = number;
       started += begins ? 1 : 0;
       if (is_counted_) {
         const std::uint32_t times = counts.empty() ? 1 : counts[i];
-        std::uint32_t& all = this->count(here);
-        all = begins ? times : all + std::min(times, ~std::uint32_t{0} - all);
+        std::uint32_t& total = this->count(cached);
+        total = begins ? times : total + std::min(times, ~std::uint32_t{0} - total);
       }
       if (!steps_) {
-        add_to(sum(here), grads.data() + i * dim_, dim_, begins);
+        add_to(sum(cached), grads.data() + i * dim_, dim_, begins);
       }
     }
     next = started;
@@ -520,20 +524,20 @@ void RowCache::send_older(std::uint32_t clock, Sums& sums) {
       if (i + kAhead < list.size()) {
         prefetch_entry<false>(list[i + kAhead], entry_bytes_);
       }
-      Entry& here = entry(list[i]);
-      if ((here.state & kSum) == 0 || (here.state & kListBits) != (first_list_ & kListBits)) {
+      Entry& cached = entry(list[i]);
+      if ((cached.state & kSum) == 0 || (cached.state & kListBits) != (first_list_ & kListBits)) {
         continue;
       }
-      sums.hashes[at] = here.hash;
+      sums.hashes[at] = cached.hash;
       if (is_counted_) {
-        sums.counts[at] = count(here);
+        sums.counts[at] = count(cached);
       }
-      take(here, sums.grads.data() + at * width_);
+      take(cached, sums.grads.data() + at * width_);
       ++at;
       if (!steps_) {
-        remove_copy(here);
+        remove_copy(cached);
       } else if (!is_planted(RowCacheDefect::kKeepsAnswersThatLackPushes)) {
-        remove_reader(here);
+        remove_reader(cached);
       }
     }
     sums.hashes.resize(at);
@@ -552,21 +556,21 @@ void RowCache::send_rows(std::span<const std::uint64_t> hashes, Sums& sums) {
   for (const std::uint64_t hash : hashes) {
     const std::uint32_t number = find(hash);
     if (number != kNone) {
-      Entry& here = entry(number);
-      if ((here.state & kSum) != 0) {
-        take(here, sums);
+      Entry& cached = entry(number);
+      if ((cached.state & kSum) != 0) {
+        take(cached, sums);
       }
-      remove_copy(here);
+      remove_copy(cached);
     }
   }
 }
 
 void RowCache::forget() noexcept {
   for (std::uint32_t number = 1; number <= used_; ++number) {
-    Entry& here = entry(number);
-    remove_copy(here);
-    if ((here.state & kSum) == 0) {
-      here.state &= ~kRow;
+    Entry& cached = entry(number);
+    remove_copy(cached);
+    if ((cached.state & kSum) == 0) {
+      cached.state &= ~kRow;
     }
   }
 }

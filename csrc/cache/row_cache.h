@@ -1,14 +1,13 @@
-// RowCache: the rows of one table that a worker keeps for some clocks, and the gradients that it has not sent yet. A
-// set-associative cache of fixed size in hash order; row_cache.cc has its replacement, docs/decisions/0039 why.
+// RowCache: the rows of one table that a worker keeps for some clocks, and the gradients that it has not sent
+// yet. A set-associative cache of fixed size in hash order (row_cache.cc, docs/decisions/0039).
 //
-// An entry has a copy of the row with the number of clocks that it includes, a reader (the pull that is fetching the
-// row), and a sum of gradients; with local steps (cache/local_steps.h) the copy is stepped at once, and the sum is
+// An entry has a copy of the row with the number of clocks that it includes, a reader (the pull that is
+// fetching the row), and a sum of gradients; with local steps the copy is stepped at once, and the sum is
 // copy less base.
 //
 // Invariants (verify() checks the first three)
 //   I1  A hash has at most one entry, in its own bucket.
-//   I2  An entry with a sum is in the list of the clock in which the sum began; sums() counts them. Lists are in
-//       ascending order of their clocks.
+//   I2  An entry with a sum is in the list of the clock in which the sum began; lists are in ascending order.
 //   I3  An entry with a copy, a reader or a sum is in use; one with a reader is not replaced.
 //   I4  A copy is at least as new as every row that a caller has got of this key from fill() before.
 //   I5  A gradient is in one sum, or was returned to be sent, once. Nothing drops a sum but what returns it.
@@ -88,20 +87,23 @@ class RowCache {
   std::size_t sums() const noexcept { return sums_; }
   const Stats& stats() const noexcept { return stats_; }
 
-  // Copies the rows of ascending hashes that include `clocks` clocks or more. `reader` is the number of this pull, not 0; no
-  // other pull in progress has it. `may_join`: false: rows with a reader are fetched, and their answers removed by fill().
+  // Copies the rows of ascending hashes that include `clocks` clocks or more. `reader` is the number of this
+  // pull, not 0; no other pull in progress has it. `may_join`: false: rows with a reader are fetched, and
+  // their answers removed by fill().
   void read(std::span<const std::uint64_t> hashes, std::uint32_t clocks, std::uint32_t reader, bool may_join,
             std::span<float> rows, Rest& rest);
-  // Ends a pull: `rows`, of width() numbers, are those of `hashes`, which it has fetched, and include `clocks` clocks. `is_kept`:
-  // whether they may become copies.
+  // Ends a pull: `rows`, of width() numbers, are those of `hashes`, which it has fetched, and include
+  // `clocks` clocks. `is_kept`: whether they may become copies.
   void fill(std::span<const std::uint64_t> hashes, std::uint32_t reader, std::uint32_t clocks, bool is_kept,
             std::span<const float> rows);
-  // Adds gradients of a clock to the sums of entries in use; the others are appended to `passed`. `counts`: empty: all are 1.
+  // Adds gradients of a clock to the sums of entries in use; the others are appended to `passed`. `counts`:
+  // empty: all are 1.
   void add(std::span<const std::uint64_t> hashes, std::span<const float> grads,
            std::span<const std::uint32_t> counts, std::uint32_t clock, Sums& passed);
   // Appends the sums that began at `clock` or before; kAnyClock: all.
   void send_older(std::uint32_t clock, Sums& sums);
-  // Writes the weights of whole rows to rows at these positions; with local steps. std::invalid_argument: a position is beyond them.
+  // Writes the weights of whole rows to rows at these positions; with local steps. std::invalid_argument: a
+  // position is beyond them.
   void copy_weights_of(std::span<const float> whole, std::span<const std::uint32_t> positions,
                        std::span<float> rows);
   // Appends the sums of these hashes, ascending; removes their copies and readers.
@@ -189,7 +191,7 @@ class RowCache {
   static void remove_reader(Entry& entry) noexcept;
   void take(Entry& entry, Sums& sums);
   void take(Entry& entry, float* grads) noexcept;
-  void copy_weights(std::span<std::byte* const> some, const std::uint32_t* positions, float* rows);
+  void copy_weights(std::span<std::byte* const> copies, const std::uint32_t* positions, float* rows);
   void become_copy(Entry& entry, const float* row) noexcept;
   void pass(std::uint64_t hash, const float* grad, std::uint32_t times, Sums& passed);
   // Makes local steps in the copies of these positions of a batch.

@@ -1,7 +1,7 @@
 // TagBucket: the numbers of up to kWays hashes, in one cache line.
 //
-// A hash is a byte here, its tag (as in Swiss tables: Kulukundis, CppCon 2017), and all tags are compared at once. So a number is a
-// hint: another hash may have the tag, and the caller looks where the number leads.
+// A hash is a byte here, its tag (as in Swiss tables: Kulukundis, CppCon 2017), and all tags are compared at
+// once. So a number is a hint: another hash may have the tag, and the caller looks where the number leads.
 //
 // Invariant: ways are used from the first one on and never freed. All zero: no way is used.
 //
@@ -28,7 +28,7 @@ struct alignas(kCacheLine) TagBucket {
   std::uint32_t none;                        // kNone: what no tag leads to
   std::uint8_t used;                         // ways
   // Of the owner: for replacement.
-  std::uint8_t hand;
+  std::uint8_t next_victim;
   std::uint8_t refused;
 
   // Of the low bits of a hash, since the high ones choose the bucket.
@@ -37,17 +37,17 @@ struct alignas(kCacheLine) TagBucket {
   // The number of the first way with the tag of a hash, or kNone.
   std::uint32_t first(std::uint64_t hash) const noexcept {
     static_assert(offsetof(TagBucket, none) == offsetof(TagBucket, numbers) + kWays * sizeof none);
-    const auto* const all = reinterpret_cast<const std::byte*>(this) + offsetof(TagBucket, numbers);
+    const auto* const first_number = reinterpret_cast<const std::byte*>(this) + offsetof(TagBucket, numbers);
     std::uint32_t number;  // without a match `none`, without a branch
-    std::memcpy(&number, all + way_of(matches(hash)) * sizeof number, sizeof number);
+    std::memcpy(&number, first_number + way_of(matches(hash)) * sizeof number, sizeof number);
     return number;
   }
 
   // The number of the way with the tag of a hash for which is_it(number), or kNone.
   template <class Test>
   std::uint32_t find(std::uint64_t hash, const Test& is_it) const noexcept {
-    for (std::uint64_t some = matches(hash); some != 0; some &= some - 1) {
-      const std::uint32_t number = numbers[way_of(some)];
+    for (std::uint64_t left = matches(hash); left != 0; left &= left - 1) {
+      const std::uint32_t number = numbers[way_of(left)];
       if (number != kNone && is_it(number)) {
         return number;
       }

@@ -1,3 +1,15 @@
+// A pull is a composed call: it is settled when what it has fetched is here, and the rows that it has joined,
+// which other pulls fetch. Rows that these have not brought it fetches itself.
+//
+// What a pull sees. Let s be the staleness of the cache, and S that of the job.
+//
+//   SSP  A push of clock k is sent before the tick of clock k + s. So a row that includes f clocks of the
+//        servers includes all pushes that workers made in clocks below f - s. A pull at clock c has to see
+//        those of clocks below c - S: it may use rows that include c + s - S clocks. What it fetches waits
+//        until the servers have as many and some more, as a pull of a later clock does (`ahead`), and the
+//        answer says how many they are (`included`).
+//   ASP  A pull at clock c uses rows that were fetched at clock c - s or later.
+
 #include "client/cached_rows.h"
 
 #include <algorithm>
@@ -29,10 +41,10 @@ struct SentRows {
 };
 
 // Copies row i of `some` to row positions[i] of `rows`.
-void scatter(std::span<const std::uint32_t> positions, std::span<const float> some, std::size_t dim,
+void scatter(std::span<const std::uint32_t> positions, std::span<const float> values, std::size_t dim,
              std::span<float> rows) noexcept {
   for (std::size_t i = 0; i < positions.size(); ++i) {
-    std::copy_n(some.data() + i * dim, dim, rows.data() + positions[i] * dim);
+    std::copy_n(values.data() + i * dim, dim, rows.data() + positions[i] * dim);
   }
 }
 
@@ -53,7 +65,7 @@ CachedRows::CachedRows(Submitter& submitter, std::unique_ptr<RowCache> cache, Ca
               "a cache holds gradients back for no longer than its job allows");
 }
 
-// --- pulls --------------------------------------------------------------------------------------------------------
+// --- pulls -------------------------------------------------------------------------------------------------
 
 CallPtr CachedRows::pull(Hashes hashes, std::span<float> rows, std::shared_ptr<const void> keep,
                          bool is_traced) {
@@ -279,7 +291,7 @@ void CachedRows::settled(const CallPtr& call) {
     if (--push.left == 0) {
       const auto& calls = std::get<Composed>(push.call->what).calls;
       const auto failed =
-          std::ranges::find_if(calls, [](const CallPtr& one) { return one->failure.has_value(); });
+          std::ranges::find_if(calls, [](const CallPtr& fetch) { return fetch->failure.has_value(); });
       submitter_.complete(push.call, failed == calls.end() ? std::nullopt : (*failed)->failure);
     }
   } else if (changes_.erase(call.get()) != 0) {
@@ -287,7 +299,7 @@ void CachedRows::settled(const CallPtr& call) {
   }
 }
 
-// --- pushes -------------------------------------------------------------------------------------------------------
+// --- pushes ------------------------------------------------------------------------------------------------
 
 CallPtr CachedRows::push(Hashes hashes, std::span<const float> grads, std::span<const std::uint32_t> counts,
                          bool is_traced) {
@@ -312,18 +324,18 @@ CallPtr CachedRows::combine(std::vector<CallPtr> pushes, bool is_traced) {
   if (pushes.size() == 1) {
     return pushes.front();
   }
-  CallPtr all = submitter_.compose(wire::Op::kPush, options_.table, is_traced);
+  CallPtr composed = submitter_.compose(wire::Op::kPush, options_.table, is_traced);
   if (pushes.empty()) {
-    submitter_.complete(all, {});
-    return all;
+    submitter_.complete(composed, {});
+    return composed;
   }
-  const auto push = std::make_shared<Push>(Push{.call = all, .left = pushes.size()});
-  for (const CallPtr& one : pushes) {
-    one->observer = this;
-    pushes_.emplace(one.get(), push);
+  const auto push = std::make_shared<Push>(Push{.call = composed, .left = pushes.size()});
+  for (const CallPtr& part : pushes) {
+    part->observer = this;
+    pushes_.emplace(part.get(), push);
   }
-  std::get<Composed>(all->what).calls = std::move(pushes);
-  return all;
+  std::get<Composed>(composed->what).calls = std::move(pushes);
+  return composed;
 }
 
 void CachedRows::end_clock() {

@@ -1,26 +1,16 @@
-// CachedRows: the rows of one table that a worker keeps, and the gradients that it holds back: what is sent, in which order, and
-// what an answer may become. cache/row_cache.h has the rows. Without I/O or a clock.
+// CachedRows: the rows of one table that a worker keeps, and the gradients that it holds back: what is sent,
+// in which order, and what an answer may become. cache/row_cache.h has the rows. Without I/O or a clock.
 //
 //   pull       the copies that are new enough; the others from the servers, after their own sums were sent
 //   push       added up where the row has an entry, or with local steps where it has a copy; otherwise sent
 //   end_clock  sums that began `staleness` clocks before, or earlier, are sent before the clock ends
 //
-// A pull is a composed call: it is settled when what it has fetched is here, and the rows that it has joined, which other pulls
-// fetch. Rows that these have not brought it fetches itself.
-//
-// What a pull sees. Let s be the staleness of the cache, and S that of the job.
-//
-//   SSP    A push of clock k is sent before the tick of clock k + s. So a row that includes f clocks of the servers includes all
-//          pushes that workers made in clocks below f - s. A pull at clock c has to see those of clocks below c - S: it may use rows
-//          that include c + s - S clocks. What it fetches waits until the servers have as many and some more, as a pull of a later
-//          clock does (`ahead`), and the answer says how many they are (`included`).
-//   ASP    A pull at clock c uses rows that were fetched at clock c - s or later.
-//
 // Invariants
-//   I1  A copy includes all pushes of its key that this worker has sent: what is sent removes the copy, or with local steps is in it;
-//       an answer becomes one only if all pushes that were sent before it had been acknowledged, or none was sent again.
+//   I1  A copy includes all pushes of its key that this worker has sent: what is sent removes the copy, or
+//       with local steps is in it; an answer becomes one if the pushes before it were acknowledged, or none
+//       was sent again.
 //   I2  One worker never sees an older row after a newer one (invariant I4 of cache/row_cache.h).
-//   I3  After end_clock() at clock c no sum is left that began in clock c - s or before.
+//   I3  After end_clock() at clock c no sum is left that began in clock c - staleness or before.
 //
 // Threads: one at a time; the owner of the requests locks, and calls settled() for its calls.
 
@@ -90,10 +80,12 @@ class CachedRows final : public CallObserver {
   // Reads the rows of ascending hashes, here where they are new enough. `keep` owns `hashes` and `rows`.
   CallPtr pull(Hashes hashes, std::span<float> rows, std::shared_ptr<const void> keep,
                bool is_traced = false);
-  // Reads rows from the servers, with all pushes of this worker. `begins`: of each slot's hashes, and their end.
+  // Reads rows from the servers, with all pushes of this worker. `begins`: of each slot's hashes, and their
+  // end.
   CallPtr pull_from_servers(Hashes hashes, Hashes begins, std::span<float> rows, After after,
                             std::shared_ptr<const void> keep, bool is_traced = false);
-  // Holds gradients back where their rows have an entry, and sends the others: what is returned waits for these.
+  // Holds gradients back where their rows have an entry, and sends the others: what is returned waits for
+  // these.
   CallPtr push(Hashes hashes, std::span<const float> grads, std::span<const std::uint32_t> counts,
                bool is_traced = false);
   // Sends gradients with those that were held back of the same rows.

@@ -1,15 +1,17 @@
 // Call: one operation that a user requested, and Part: one message of it, to one endpoint.
 //
-//   Keyed    PULL, CONTAINS, STATE read rows into `out`; PUSH, ASSIGN send rows from `values`; ERASE, PREFETCH have neither
+//   Keyed    PULL, CONTAINS, STATE read rows into `out`; PUSH, ASSIGN send rows from `values`; ERASE,
+//            PREFETCH have neither
 //   OfSlot   SLOT, SECTION, LOAD_ROWS, LOAD_FILTER: one slot; SAVE_POLL, SAVE_END: the endpoint of a slot
-//   OfAll    STATS, REDUCE, SWEEP, LOAD_BEGIN, LOAD_END, SAVE_BEGIN, SAVE_END: each endpoint that serves slots
+//   OfAll    STATS, REDUCE, SWEEP, LOAD_BEGIN, LOAD_END, SAVE_BEGIN, SAVE_END: each that serves slots
 //   Ending   TICK: the end of a clock, to each endpoint with the list of its pushes
 //   Composed PULL, PUSH: has no messages; whoever made it of other calls settles it (client/cached_rows.h)
 //
-// Arrays are referred to, not copied: `keep` owns them, and is released when the call is settled. Nothing writes to `out` after
-// that.
+// Arrays are referred to, not copied: `keep` owns them, and is released when the call is settled. Nothing
+// writes to `out` after that.
 //
-// Threads: those of its owner, Requests; `is_done()` and what is settled may be read by any thread once `is_done()`.
+// Threads: those of its owner, Requests; `is_done()` and what is settled may be read by any thread once
+// `is_done()`.
 
 #pragma once
 
@@ -50,8 +52,8 @@ struct Policy {
   Seconds pause = 0.02;          // after "not now", growing by `backoff`,
   Seconds longest_pause = 1.0;   // but no longer than this
   std::uint64_t credit = 64 * MiB;  // bytes in flight to one endpoint
-  // Payload of one message, request or answer. Larger parts are cut, so that both sides compute on some while others are
-  // transferred.
+  // Payload of one message, request or answer. Larger parts are cut, so that both sides compute on some while
+  // others are transferred.
   std::uint64_t message_bytes = MiB;
   std::uint64_t largest_message = 64 * MiB;  // bytes that a server accepts
 };

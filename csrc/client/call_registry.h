@@ -1,8 +1,9 @@
-// CallRegistry: the calls of a client that are pending, and what its owner has yet to take of those that are settled.
+// CallRegistry: the calls of a client that are pending, and those that are settled, for its owner to take.
 //
-// A pending call was begun and is not settled; its arrays take up room. A settled call may be in several lists, and is
-// taken from each once: *noticed* (a function waits for its end), *traced*, *failed* (to be logged), and *unobserved*
-// (failed, where the caller need not wait: a push, a tick, a function of a user that changes rows).
+// A pending call was begun and is not settled; its arrays take up room. A settled call may be in several
+// lists, and is taken from each once: *noticed* (a function waits for its end), *traced*, *failed* (to be
+// logged), and *unobserved* (failed, where the caller need not wait: a push, a tick, a function of a user
+// that changes rows).
 //
 // Threads: any number. Its mutex is the innermost: no function of others is called with it held.
 

@@ -1,3 +1,19 @@
+// Leader and followers (Schmidt et al., 2000). There is one Dealer for each endpoint, and a lock. Whoever
+// holds the lock may send and receive; a thread that submits a call sends it and returns. A thread that waits
+// for a call is the *poller* if there is none: it receives what is there, sleeps on the files of the sockets
+// without the lock, and wakes the next one when its own call is settled. The others sleep until their call is
+// settled, or until they are to be the poller. So a lone call needs no second thread, and waiting costs no
+// CPU.
+//
+//   submit  --lock----> Requests --outgoing--> Dealer             the calling thread
+//   wait    --poller--> receive, on_time, send, sleep ..          until settled
+//   work    --poller--> the same while no thread waits            a background thread of the owner
+//
+// The background thread is the poller when calls are pending and no thread has waited for kGrace seconds; a
+// thread that waits then takes its place. So pushes that no thread waits for are acknowledged, and lost
+// messages are sent again, also while all threads compute. It returns to its owner with what only the owner
+// can do: run callbacks, ask for a map, log failures.
+
 #include "client/client.h"
 
 #include <poll.h>
@@ -44,7 +60,7 @@ Client::Client(const Zmq& zmq, void* context, const WorkerIdentity& worker, Slot
       clock_(options_.clock) {}
 
 Client::~Client() {
-  if (here()) {
+  if (is_of_this_process()) {
     close();
     return;
   }
@@ -53,7 +69,7 @@ Client::~Client() {
   }
 }
 
-bool Client::here() const noexcept { return stamp_ == process_stamp(); }
+bool Client::is_of_this_process() const noexcept { return stamp_ == process_stamp(); }
 
 Failure Client::closed() { return {ErrorKind::kClosed, "this store was closed: connect again"}; }
 
@@ -61,7 +77,7 @@ Seconds Client::steady_now() noexcept {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// --- calls --------------------------------------------------------------------------------------------------------
+// --- calls -------------------------------------------------------------------------------------------------
 
 CallPtr Client::submit(wire::Op op, std::uint32_t table, Operation what, Terms terms, std::uint64_t bytes) {
   const MutexLock lock(mutex_);
@@ -118,7 +134,8 @@ CallPtr Client::begun(CallPtr call, std::uint64_t bytes, Seconds now) {
 void Client::changed() {
   send();
   if (poller_ != nullptr) {
-    // What was to be received may have been noticed by sending: the poller sleeps on files that say nothing of it.
+    // What was to be received may have been noticed by sending: the poller sleeps on files that say nothing
+    // of it.
     for (const std::unique_ptr<Connection>& connection : connections_) {
       receive(*connection, nullptr);
     }
@@ -131,7 +148,7 @@ void Client::changed() {
   tell_waiters();
 }
 
-// --- caches -------------------------------------------------------------------------------------------------------
+// --- caches ------------------------------------------------------------------------------------------------
 
 CallPtr Client::submit_rows(wire::Op op, std::uint32_t table, Keyed what, Terms terms) {
   const std::uint64_t bytes = what.hashes.size_bytes() + what.values.size() + what.out.size();
@@ -167,7 +184,7 @@ void Client::forget_rows() {
   });
 }
 
-// --- settled calls ------------------------------------------------------------------------------------------------
+// --- settled calls -----------------------------------------------------------------------------------------
 
 void Client::account() {
   while (requests_.has_settled()) {
@@ -185,7 +202,7 @@ void Client::account() {
   }
 }
 
-// --- waiting ------------------------------------------------------------------------------------------------------
+// --- waiting -----------------------------------------------------------------------------------------------
 
 Waited Client::wait(const Call& call, Seconds until) {
   const MutexLock lock(mutex_);
@@ -215,19 +232,19 @@ Waited Client::wait_until(const Condition& holds, Seconds until) {
   if (holds()) {
     return Waited::kDone;
   }
-  std::unique_ptr<Waiter> me = take_waiter(&holds);
+  std::unique_ptr<Waiter> waiter = take_waiter(&holds);
   const auto judge = [&] {
-    return !is_open()              ? Waited::kClosed
-           : me->was_interrupted   ? Waited::kInterrupted
-           : steady_now() >= until ? Waited::kTimedOut
-                                   : Waited::kDone;
+    return !is_open()                ? Waited::kClosed
+           : waiter->was_interrupted ? Waited::kInterrupted
+           : steady_now() >= until   ? Waited::kTimedOut
+                                     : Waited::kDone;
   };
   Waited waited = Waited::kDone;
   while (!holds() && (waited = judge()) == Waited::kDone) {
     if (poller_ != nullptr && poller_ != background_) {
-      waiters_.push_back(me.get());
-      sleep_alone(*me, until);
-      std::erase(waiters_, me.get());
+      waiters_.push_back(waiter.get());
+      sleep_alone(*waiter, until);
+      std::erase(waiters_, waiter.get());
       continue;
     }
     exchange(&holds);
@@ -235,15 +252,15 @@ Waited Client::wait_until(const Condition& holds, Seconds until) {
       if (poller_ != nullptr) {
         poller_->event.signal();  // the background thread: this one takes its place
       }
-      sleep_on_sockets(*me, std::min(until, next_time()));
+      sleep_on_sockets(*waiter, std::min(until, next_time()));
     }
   }
   waited = holds() ? Waited::kDone : waited;
   waited_at_ = steady_now();
-  me->holds = nullptr;
-  idle_waiters_.push_back(std::move(me));
+  waiter->holds = nullptr;
+  idle_waiters_.push_back(std::move(waiter));
   tell_waiters();
-  hand_over();
+  wake_next_poller();
   return waited;
 }
 
@@ -332,7 +349,7 @@ std::unique_ptr<Client::Waiter> Client::take_waiter(const Condition* holds) {
 }
 
 // Has one of those who sleep alone become the poller.
-void Client::hand_over() {
+void Client::wake_next_poller() {
   if (poller_ != nullptr && poller_ != background_) {
     return;
   }
@@ -360,7 +377,7 @@ void Client::wake_background() const noexcept {
   }
 }
 
-// --- the background thread ----------------------------------------------------------------------------------------
+// --- the background thread ---------------------------------------------------------------------------------
 
 bool Client::has_work(Seconds now) const {
   return calls_.has_work(waited_at_ + kGrace <= now) || (requests_.wants_map() && map_at_ <= now);
@@ -368,8 +385,8 @@ bool Client::has_work(Seconds now) const {
 
 bool Client::wait_for_work() {
   const MutexLock lock(mutex_);
-  std::unique_ptr<Waiter> me = take_waiter(nullptr);
-  background_ = me.get();
+  std::unique_ptr<Waiter> waiter = take_waiter(nullptr);
+  background_ = waiter.get();
   for (;;) {
     const Seconds now = steady_now();
     if (!is_open() || has_work(now)) {
@@ -380,7 +397,7 @@ bool Client::wait_for_work() {
       exchange();
       tell_waiters();
       if (!has_work(now) && calls_.has_pending() && poller_ == nullptr) {
-        sleep_on_sockets(*me, requests_.wants_map() ? std::min(next_time(), map_at_) : next_time());
+        sleep_on_sockets(*waiter, requests_.wants_map() ? std::min(next_time(), map_at_) : next_time());
         exchange();
         tell_waiters();
       }
@@ -390,11 +407,11 @@ bool Client::wait_for_work() {
     background_is_idle_ = !calls_.has_pending() && !has_submitted_;
     const Seconds until = background_is_idle_ ? kNever : now + kGrace;
     has_submitted_ = false;
-    sleep_alone(*me, until);
+    sleep_alone(*waiter, until);
     background_is_idle_ = false;
   }
   background_ = nullptr;
-  idle_waiters_.push_back(std::move(me));
+  idle_waiters_.push_back(std::move(waiter));
   return is_open();
 }
 
@@ -408,7 +425,7 @@ bool Client::takes_map_request() {
   return true;
 }
 
-// --- events -------------------------------------------------------------------------------------------------------
+// --- events ------------------------------------------------------------------------------------------------
 
 void Client::set_map(SlotMap map) {
   const MutexLock lock(mutex_);
@@ -458,7 +475,7 @@ void Client::close() {
   connections_.clear();
 }
 
-// --- what is known ------------------------------------------------------------------------------------------------
+// --- what is known -----------------------------------------------------------------------------------------
 
 bool Client::has_pushed() {
   const MutexLock lock(mutex_);
@@ -477,11 +494,11 @@ ClientCounts Client::counts() {
 
 std::vector<std::string> Client::connections() {
   const MutexLock lock(mutex_);
-  std::vector<std::string> all;
+  std::vector<std::string> addresses;
   for (const std::unique_ptr<Connection>& connection : connections_) {
-    all.push_back(connection->address);
+    addresses.push_back(connection->address);
   }
-  return all;
+  return addresses;
 }
 
 }  // namespace shoal::client

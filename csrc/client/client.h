@@ -1,32 +1,17 @@
-// Client: the data plane of one worker: its Requests over ZeroMQ, used by any number of threads.
-//
-// Algorithm. Leader and followers (Schmidt et al., 2000). There is one Dealer for each endpoint, and a lock. Whoever holds the lock
-// may send and receive; a thread that submits a call sends it and returns. A thread that waits for a call is the *poller* if there is
-// none: it receives what is there, sleeps on the files of the sockets without the lock, and hands over when its own call is settled.
-// The others sleep until their call is settled, or until they are to be the poller. So a lone call needs no second thread, and waiting
-// costs no CPU.
-//
-//   submit  --lock----> Requests --outgoing--> Dealer             the calling thread
-//   wait    --poller--> receive, on_time, send, sleep ..          until settled
-//   work    --poller--> the same while no thread waits            a background thread, lent by the owner
-//
-// The background thread is the poller when calls are pending and no thread has waited for kGrace seconds; a thread that waits then
-// takes its place. So pushes that no thread waits for are acknowledged, and lost messages are sent again, also while all threads
-// compute. It returns to its owner with what only the owner can do: run callbacks, ask for a map, log failures.
+// Client: the data plane of one worker: its Requests over ZeroMQ, used by any number of threads (client.cc).
 //
 // Invariants
-//   C1  Sockets, requests and clock are used under the lock. A thread that sleeps as the poller uses the files of sockets only.
-//   C2  A call is settled by its deadline if a thread waits for it or the background thread lives: every sleep ends at the next time
-//       at which something is due.
+//   C1  Sockets, requests and clock are used under the lock. A thread that sleeps uses files of sockets only.
+//   C2  A call is settled by its deadline if a thread waits for it or the background thread lives: every
+//       sleep ends at the next time at which something is due.
 //   C3  The failure of a call that no thread waited for is returned once, by CallRegistry::take_unobserved().
-//   C4  A connection that ends, or brings a damaged message, is replaced, and what its endpoint has not answered is sent again over
-//       the new one.
+//   C4  A connection that ends, or brings a damaged message, is replaced, and what its endpoint has not
+//       answered is sent again over the new one.
 //   C5  A push has the clock that the tick after it sends to the servers: both are read under the lock.
-//   C6  A thread sleeps on the sockets only if each has had nothing to receive since its file was last read: libzmq signals changes.
-//   C7  What caches hold back for as long as they may is sent with the tick, under one lock: no push comes between.
+//   C6  A thread sleeps only on sockets that had nothing to receive after their files were last read.
+//   C7  What caches hold back for as long as they may is sent with the tick: no push comes between.
 //
-// Threads: any number, but close() and the destructor by one at a time. Fork: here() is false in a child, which must not use it; its
-// destructor does nothing there.
+// Threads: any number, but close() and the destructor by one at a time. Not in a child process.
 
 #pragma once
 
@@ -79,8 +64,7 @@ enum class Waited : std::uint8_t { kDone, kTimedOut, kInterrupted, kClosed };
 class Client final : private Submitter {
  public:
   static constexpr Seconds kGrace = 0.02;
-  static constexpr Seconds kTickSeconds =
-      0.001;  // that a tick may take for the round trip of the pushes before it
+  static constexpr Seconds kTickSeconds = 0.001;  // for the round trip of the pushes before a tick
 
   // `context`: a libzmq context, which outlives the client.
   Client(const Zmq& zmq, void* context, const WorkerIdentity& worker, SlotMap map, const Policy& policy,
@@ -91,8 +75,8 @@ class Client final : private Submitter {
 
   // --- calls: at the present clock, settled within the timeout ---
 
-  // Starts a call and sends what may be sent. Failure::kClosed if the client was closed. Throws as Requests::submit does.
-  // `bytes`: of its arrays.
+  // Starts a call and sends what may be sent. Failure::kClosed if the client was closed. Throws as
+  // Requests::submit does. `bytes`: of its arrays.
   CallPtr submit(wire::Op op, std::uint32_t table, Operation what, Terms terms = {}, std::uint64_t bytes = 0);
   // Ends the clock, and sends it now: other workers wait for it. Returns after kTickSeconds at the latest.
   CallPtr tick(bool is_traced = false);
@@ -144,7 +128,7 @@ class Client final : private Submitter {
   // The pending and settled calls.
   CallRegistry& calls() noexcept { return calls_; }
 
-  bool here() const noexcept;
+  bool is_of_this_process() const noexcept;
   bool is_open() const noexcept { return is_open_.load(std::memory_order_acquire); }
   std::uint32_t clock() const noexcept override { return clock_.load(std::memory_order_relaxed); }
   Seconds timeout() const noexcept { return options_.timeout; }
@@ -186,7 +170,7 @@ class Client final : private Submitter {
   void receive(Connection& connection, const Condition* enough) REQUIRES(mutex_);
   void sleep_on_sockets(Waiter& waiter, Seconds until) REQUIRES(mutex_);
   void sleep_alone(Waiter& waiter, Seconds until) REQUIRES(mutex_);
-  void hand_over() REQUIRES(mutex_);
+  void wake_next_poller() REQUIRES(mutex_);
   void account() REQUIRES(mutex_);
   void tell_waiters() REQUIRES(mutex_);
   void changed() REQUIRES(mutex_);

@@ -2,8 +2,9 @@
 //
 //   open --ended--> dropped until `open_at` --reopen()--> open
 //
-// Connections are opened as fast as they end, but not in a busy loop: each lives for kShortest seconds at least, and for twice as
-// long as the one before where nothing was received. libzmq repeats refused attempts to connect.
+// Connections are opened as fast as they end, but not in a busy loop: each lives for kShortest seconds at
+// least, and for twice as long as the one before where nothing was received. libzmq repeats refused attempts
+// to connect.
 
 #pragma once
 

@@ -24,8 +24,8 @@ std::size_t row_bytes(const Call& call) noexcept {
 std::vector<Cut> cut(const Call& call, const SlotMap& map, const Policy& policy, std::uint32_t first,
                      std::uint32_t end) {
   std::vector<Cut> cuts;
-  if (const auto* const one = std::get_if<OfSlot>(&call.what)) {
-    cuts.push_back({map.runs()[map.run_of(one->slot)].endpoint, one->slot, one->slot + 1, 0, 0});
+  if (const auto* const of_slot = std::get_if<OfSlot>(&call.what)) {
+    cuts.push_back({map.runs()[map.run_of(of_slot->slot)].endpoint, of_slot->slot, of_slot->slot + 1, 0, 0});
     return cuts;
   }
   if (call.is_everywhere()) {

@@ -1,7 +1,7 @@
 // Cutting a call into parts: along the map's runs of slots, and where a message would be too large.
 //
-// A keyed call needs a message for each run of slots in which it has keys: adjacent arcs of an endpoint share one. A call of one
-// slot goes to the endpoint of that slot, any other call once to each endpoint that serves slots.
+// A keyed call needs a message for each run of slots in which it has keys: adjacent arcs of an endpoint share
+// one. A call of one slot goes to the endpoint of that slot, any other call once to each that serves slots.
 //
 // Threads: functions of their arguments.
 

@@ -43,8 +43,8 @@ bool add_counts(const Part& part, const Keyed& keyed, Payload& payload) {
   return true;
 }
 
-// The names of a push's part in a tick: for each arc the slot of its last row there, and the sequence. A server executes an
-// arc's rows together, but it may have had only some of the arcs when the part arrived.
+// The names of a push's part in a tick: for each arc the slot of its last row there, and the sequence. A
+// server executes an arc's rows together, but it may have had only some of the arcs when the part arrived.
 void add_marks(const Part& push, const SlotMap& map, std::vector<std::uint64_t>& marks) {
   const auto begins = push.call->keyed()->begins;
   std::size_t done = push.begin;
@@ -242,12 +242,12 @@ std::string put_in_slot_order(Call& call, const SlotMap& map) {
     }
     const std::size_t bytes = numbers / slots * sizeof(double) * (run.end_slot - run.first_slot);
     const auto begin = found->values.begin() + static_cast<std::ptrdiff_t>(taken[run.endpoint]);
-    Answer some = {.address = found->address,
-                   .count = static_cast<std::uint32_t>(bytes / sizeof(double)),
-                   .dtype = found->dtype};
-    some.values.assign(begin, begin + static_cast<std::ptrdiff_t>(bytes));
+    Answer answer = {.address = found->address,
+                     .count = static_cast<std::uint32_t>(bytes / sizeof(double)),
+                     .dtype = found->dtype};
+    answer.values.assign(begin, begin + static_cast<std::ptrdiff_t>(bytes));
     taken[run.endpoint] += bytes;
-    ordered.push_back(std::move(some));
+    ordered.push_back(std::move(answer));
   }
   call.answers = std::move(ordered);
   return {};
@@ -257,7 +257,8 @@ std::optional<Failure> user_failure(const std::vector<Answer>& answers) {
   std::optional<Failure> failure;
   double first = 0;
   for (const Answer& answer : answers) {
-    // For each slot: its number, how many words follow, and these. A failure: kUserFailed, bytes of the text, the text.
+    // For each slot: its number, how many words follow, and these. A failure: kUserFailed, bytes of the text,
+    // the text.
     const std::size_t size = answer.values.size() / sizeof(double);
     const auto word = [&](std::size_t i) {
       double value = 0;

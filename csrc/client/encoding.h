@@ -27,11 +27,13 @@ std::span<std::byte> answer_room(const Part& part) noexcept;
 // Stores an answer as a part of the result of its call. What is wrong with it; "" if nothing is.
 std::string store_answer(Part& part, const wire::Decoded& reply, std::size_t payload_bytes);
 
-// Puts the answers of all endpoints in the order of their first slots. Where an endpoint has several runs of slots, those of a
-// function with numbers for each slot are cut by run. What is wrong with them; "" if nothing is.
+// Puts the answers of all endpoints in the order of their first slots. Where an endpoint has several runs of
+// slots, those of a function with numbers for each slot are cut by run. What is wrong with them; "" if
+// nothing is.
 std::string put_in_slot_order(Call& call, const SlotMap& map);
 
-// The first word of what a user's function of rows returns for a slot on which it has failed (shard/user_function.h).
+// The first word of what a user's function of rows returns for a slot on which it has failed
+// (shard/user_function.h).
 inline constexpr double kUserFailed = 3;
 // Why a user's function of rows has failed, on the first slot on which it has; nullopt if it has not.
 std::optional<Failure> user_failure(const std::vector<Answer>& answers);

@@ -88,14 +88,14 @@ EncodedPayload Filter::push(const SharedFrame& hashes, const SharedFrame& grads,
   SharedFrame values = grads;
   if (options_.threshold > 0 && !whole) {
     std::span<std::byte> room;
-    SharedFrame some = own_frame(values.bytes.size(), room);
+    SharedFrame filtered = own_frame(values.bytes.size(), room);
     Significance found;
     filter_significant(as<float>(values.bytes), names, dim, options_.threshold, options_.seed, sequence,
                        as<float>(room), found);
     counts_.rows_dropped += found.dropped;
     counts_.rows_raised += found.raised;
     counts_.gradient_error += found.squared;
-    values = std::move(some);
+    values = std::move(filtered);
   }
   if (options_.gradients != wire::Dtype::kFloat32) {
     std::span<std::byte> room;

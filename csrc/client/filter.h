@@ -1,14 +1,16 @@
-// Filter: encodes the arrays of pulls and pushes into fewer bytes (Li et al., OSDI 2014). docs/filters.md has what users see.
+// Filter: encodes the arrays of pulls and pushes into fewer bytes (Li et al., OSDI 2014). docs/filters.md has
+// what users see.
 //
-// Some filters are exact: servers receive the same bits. The others are unbiased: the expected value of what arrives is what was
-// passed. Their errors are counted, and do not depend on how a call was cut or how often it was sent.
+// Some filters are exact: servers receive the same bits. The others are unbiased: the expected value of what
+// arrives is what was passed. Their errors are counted, and do not depend on how a call was cut or how often
+// it was sent.
 //
 //   gradients  --threshold--> small rows: zeros, or larger --gradients--> 16 bits --zeros--> packed
 //   hashes     --key_caching--> 16 bytes, if the server has the list
 //   weights    by the server: --weights--> 16 bits --zeros--> packed
 //
-// The random numbers of a push are a function of (seed, worker, sequence of the call, hash): a part that is cut again after a
-// change of the map has the same values.
+// The random numbers of a push are a function of (seed, worker, sequence of the call, hash): a part that is
+// cut again after a change of the map has the same values.
 //
 // Threads: one at a time; the owner locks.
 
@@ -29,7 +31,8 @@
 
 namespace shoal::client {
 
-// The digests of the key lists that an endpoint has received, at most kMost: the least recently used one goes.
+// The digests of the key lists that an endpoint has received, at most kMost: the least recently used one
+// goes.
 class KnownLists {
  public:
   static constexpr std::size_t kMost = 4096;
@@ -98,7 +101,7 @@ class Filter {
   EncodedPayload pull(const SharedFrame& hashes, const KnownLists& known);
   // After it a pull can name its key list.
   EncodedPayload prefetch(const SharedFrame& hashes, const KnownLists& known);
-  // `grads`: one row of dim floats for each hash. `whole`: changes of whole rows, to which no threshold applies.
+  // `grads`: one row of dim floats for each hash. `whole`: changes of whole rows, without a threshold.
   EncodedPayload push(const SharedFrame& hashes, const SharedFrame& grads, std::size_t dim,
                       std::uint64_t sequence, const KnownLists& known, bool whole);
 

@@ -5,11 +5,11 @@
 namespace shoal::client {
 
 std::vector<CallPtr> HeldCalls::calls() const {
-  std::vector<CallPtr> all;
+  std::vector<CallPtr> calls;
   for (const auto& [serial, call] : held_) {
-    all.push_back(call);
+    calls.push_back(call);
   }
-  return all;
+  return calls;
 }
 
 const Call* HeldCalls::blocker(const Call& call) const noexcept {

@@ -6,7 +6,8 @@
 // Invariants
 //   H1  A call waits only for calls that were submitted before it: none waits for itself.
 //   H2  Calls that wait for the same calls become due in the order in which they were submitted.
-//   H3  holds_of() counts all that is held: the tick of a clock is not sent before its calls have begun or failed.
+//   H3  holds_of() counts all that is held: the tick of a clock is not sent before its calls have begun or
+//       failed.
 //
 // Threads: one at a time; the owner locks.
 

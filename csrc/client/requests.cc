@@ -1,4 +1,29 @@
 // Requests: calls, and what is sent.
+//
+// At-least-once messages, which the servers' windows of accepted sequences make exactly-once writes. A call
+// is cut into parts, one message each, along the map's runs of slots (client/cutting.h). The owner of the
+// sockets sends what take_outgoing() returns and passes in what arrives; the time is an argument everywhere.
+//
+//   submit -> queued --credit, window--> sent --answer-------------------------> done
+//                                        |  ^--no answer, or refused for now: again, later
+//                                        |--deferred: it arrived, the answer follows
+//                                        '--wrong epoch: its refused slots wait for a newer map, queued again
+//
+// A call that comes after others (client/held_calls.h) is held until these have succeeded, and is cut then. A
+// pull that follows a push is sent behind it, and is asked again if anything was sent again since, so that
+// its rows include the push.
+//
+// A part is identified by (endpoint, sequence, part number), which every reply repeats. All parts of a write
+// carry the sequence of their call, so that a slot takes each call once wherever and however often its part
+// arrives. Reads and ticks may be repeated; each of their parts has its own sequence, from 2^63 up.
+//
+// A tick (I5) waits for the reads of its clock at its endpoint, since these, repeated later, could see too
+// much, also for functions and sweeps of all rows, and while a slot of its clock is refused anywhere. Where
+// clocks are atomic and there are several endpoints, it also waits until all have acknowledged the pushes of
+// its clock and the tick before: an endpoint that has taken a tick proves that every endpoint has the pushes
+// of its clock, so if this worker dies the clock can still end everywhere, and endpoints differ by one tick
+// at most. A tick is not sent anywhere before the held calls of its clock have begun, and these are queued
+// before it.
 
 #include "client/requests.h"
 
@@ -27,8 +52,8 @@ bool is_write(const Call& call) noexcept {
     case wire::Op::kSaveEnd:
       return true;
     default: {
-      const auto* const all = std::get_if<OfAll>(&call.what);
-      return all != nullptr && all->is_write;
+      const auto* const everywhere = std::get_if<OfAll>(&call.what);
+      return everywhere != nullptr && everywhere->is_write;
     }
   }
 }
@@ -82,7 +107,8 @@ bool Requests::precedes_tick(const Call& call) noexcept {
   return call.op == wire::Op::kReduce || call.op == wire::Op::kSweep || is_keyed_read;
 }
 
-// What is for a later clock precedes the tick of that one. What a cache fetches is for its own, however long it waits.
+// What is for a later clock precedes the tick of that one. What a cache fetches is for its own, however long
+// it waits.
 std::uint32_t Requests::read_clock(const Call& call) noexcept {
   const Keyed* const keyed = call.keyed();
   return call.clock + (keyed != nullptr && !keyed->is_dated ? keyed->ahead : 0);
@@ -99,7 +125,7 @@ void Requests::count_down(std::map<std::uint32_t, std::uint32_t>& counter, std::
   }
 }
 
-// --- calls --------------------------------------------------------------------------------------------------------
+// --- calls -------------------------------------------------------------------------------------------------
 
 CallPtr Requests::submit(wire::Op op, std::uint32_t table, std::uint32_t clock, Seconds now, Seconds deadline,
                          Operation what, Terms terms) {
@@ -216,9 +242,9 @@ void Requests::begin_again(Call& call, Seconds now) {
 
 std::vector<std::unique_ptr<Part>> Requests::cut_slots(Call& call, std::uint32_t first, std::uint32_t end) {
   std::vector<std::unique_ptr<Part>> parts;
-  for (const Cut& one : cut(call, map_, policy_, first, end)) {
-    parts.push_back(std::make_unique<Part>(call, peer_of(map_.endpoint(one.endpoint)), one.first_slot,
-                                           one.end_slot, one.begin, one.end));
+  for (const Cut& run : cut(call, map_, policy_, first, end)) {
+    parts.push_back(std::make_unique<Part>(call, peer_of(map_.endpoint(run.endpoint)), run.first_slot,
+                                           run.end_slot, run.begin, run.end));
   }
   return parts;
 }
@@ -237,8 +263,8 @@ Peer& Requests::peer_of(const Endpoint& endpoint) {
   return *peers_.emplace_back(std::make_unique<Peer>(endpoint, id));
 }
 
-// The parts of pushes that a tick names: of its clock, at its endpoint, not acknowledged. At most kWindow pushes have such parts.
-// Acknowledged ones have arrived.
+// The parts of pushes that a tick names: of its clock, at its endpoint, not acknowledged. At most kWindow
+// pushes have such parts. Acknowledged ones have arrived.
 std::vector<const Part*> Requests::listed(const Part& tick) const {
   std::vector<const Part*> parts;
   for (const auto& [sequence, push] : open_) {
@@ -253,7 +279,7 @@ std::vector<const Part*> Requests::listed(const Part& tick) const {
   return parts;
 }
 
-// --- sending ------------------------------------------------------------------------------------------------------
+// --- sending -----------------------------------------------------------------------------------------------
 
 // Puts a new part into the queue of its endpoint, and sends what may be sent.
 void Requests::queue(std::unique_ptr<Part> owned, Seconds now) {
@@ -414,7 +440,7 @@ Outgoing Requests::take_outgoing() {
   return first;
 }
 
-// --- times --------------------------------------------------------------------------------------------------------
+// --- times -------------------------------------------------------------------------------------------------
 
 void Requests::on_time(Seconds now) {
   while (Timer* const due = timers_.take(now)) {

@@ -1,38 +1,17 @@
-// Requests: the pending requests of a worker: cut by endpoint, sent, sent again, answered or given up. Without I/O or a clock.
-//
-// Algorithm. At-least-once messages, which the servers' windows of accepted sequences make exactly-once writes. A call is cut into
-// parts, one message each, along the map's runs of slots (client/cutting.h). The owner of the sockets sends what take_outgoing()
-// returns and passes in what arrives; the time is an argument everywhere, so the same object runs over ZeroMQ and in a simulated
-// network.
-//
-//   submit -> queued --credit, window--> sent --answer-------------------------> done
-//                                        |  ^--no answer, or refused for now: again, later
-//                                        |--deferred: it arrived, the answer follows
-//                                        '--wrong epoch: its refused slots wait for a newer map, then are queued again
-//
-// A call that comes after others (client/held_calls.h) is held until these have succeeded, and is cut then. A pull that follows a
-// push is sent behind it, and is asked again if anything was sent again since, so that its rows include the push.
-//
-// A part is identified by (endpoint, sequence, part number), which every reply repeats. All parts of a write carry the sequence of
-// their call, so that a slot, which remembers the sequences that it has accepted, takes each call once wherever and however often
-// its part arrives. Reads and ticks may be repeated; each of their parts has its own sequence, from 2^63 up.
+// Requests: the pending requests of a worker: cut by endpoint, sent, sent again, answered or given up
+// (requests.cc). Without I/O or a clock: the same object runs over ZeroMQ and in a simulated network.
 //
 // Invariants (verify() checks I1, I2, I5 and I6 as far as the state shows them)
-//   I1  A write's sequence is less than 64 above the lowest unsettled one, or the write waits: that is how many a slot remembers.
-//   I2  Bytes in flight to an endpoint, requests and the answers that they cause, are at most `credit`, except for one part alone and
-//       parts that are sent again. A part that is deferred or refused for now is not in flight.
+//   I1  A write's sequence is less than 64 above the lowest unsettled one: that is how many a slot remembers.
+//   I2  Bytes in flight to an endpoint, requests and their answers, are at most `credit`, except for one part
+//       alone and repetitions. A part that is deferred or refused for now is not in flight.
 //   I3  Parts are sent to an endpoint in the order in which they were submitted; only repetitions overtake.
 //   I4  A settled call is never written to: a late answer is ignored.
-//   I5  A tick is sent to an endpoint after the pushes of its clock, when the reads of its clock there have been answered (repeated
-//       later, they could see too much), also functions and sweeps of all rows, and while no slot of its clock is refused anywhere.
-//       Where clocks are atomic and there are several endpoints, it also waits until all have acknowledged the pushes of its clock
-//       and the tick before: an endpoint that has taken a tick proves that every endpoint has the pushes of its clock, so if this
-//       worker dies the clock can still end everywhere, and endpoints differ by one tick at most. A tick is not sent anywhere before
-//       the held calls of its clock have begun, and these are queued before it.
-//   I6  Every unsettled call has a time at which on_time() acts on it: its deadline at the latest. A composed one has none: the
-//       deadlines of the calls that it is made of apply.
+//   I5  A tick is sent to an endpoint after the pushes and the answered reads of its clock (requests.cc).
+//   I6  Every unsettled call has a time at which on_time() acts on it, its deadline at the latest; a composed
+//       one has those of the calls that it is made of.
 //
-// Threads: one at a time; the owner locks. Arrays are referred to, not copied: they are left unchanged until the call is settled.
+// Threads: one at a time; the owner locks. Arrays are not copied: unchanged until the call is settled.
 
 #pragma once
 
@@ -139,8 +118,8 @@ class Requests {
   // Messages that were sent again, or to another endpoint.
   std::uint64_t repetitions() const noexcept { return counts_.resent + counts_.refused + counts_.moved; }
 
-  // Starts a call. Throws std::invalid_argument if the rows of a slot need more bytes than a server takes, or arrays have the
-  // wrong sizes.
+  // Starts a call. Throws std::invalid_argument if the rows of a slot need more bytes than a server takes, or
+  // arrays have the wrong sizes.
   CallPtr submit(wire::Op op, std::uint32_t table, std::uint32_t clock, Seconds now, Seconds deadline,
                  Operation what, Terms terms = {});
   // Ends a clock: sends every endpoint the list of its pushes. `tables`: pushed to in it, ascending.
@@ -165,9 +144,10 @@ class Requests {
 
   // Whether a newer map is needed: pass the scheduler's map to set_map(), even if it is the same.
   bool wants_map() const noexcept { return !refused_.empty(); }
-  // Uses another map. Parts in flight stay at their endpoint if it still owns their slots. Everything else is cut again: refused
-  // slots, unsent parts, and parts at endpoints that have changed. A call to every endpoint begins again as a whole: an answer of
-  // an endpoint is for the slots that it had. A map that is not newer only makes refused slots be sent again after a pause.
+  // Uses another map. Parts in flight stay at their endpoint if it still owns their slots. Everything else is
+  // cut again: refused slots, unsent parts, and parts at endpoints that have changed. A call to every
+  // endpoint begins again as a whole: an answer of an endpoint is for the slots that it had. A map that is
+  // not newer only makes refused slots be sent again after a pause.
   void set_map(SlotMap map, Seconds now);
   // Treats a server as lost: calls that wait for it, and later ones that need it under the present map, fail.
   void lose(std::uint32_t server, const std::string& reason, Seconds now);

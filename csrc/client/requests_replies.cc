@@ -33,7 +33,8 @@ bool Requests::receive(const std::string& address, std::span<const wire::Frame> 
     const auto found = parts_.find({peer, name->sequence, name->part()});
     part = found == parts_.end() ? nullptr : found->second;
   }
-  // A wrong answer may be decoded to the room of the rows too; the right one settles the part, and comes last.
+  // A wrong answer may be decoded to the room of the rows too; the right one settles the part, and comes
+  // last.
   const wire::Limits limits{.payload_bytes = kMaxReplyBytes, .replies = true};
   const wire::Fault fault =
       wire::decode(frames, limits, decoded_, part == nullptr ? std::span<std::byte>() : answer_room(*part));
@@ -165,8 +166,8 @@ void Requests::answer(Part& part, const wire::Decoded& reply, std::size_t payloa
       settle(call, now, wrong_answer(*done, misfit, kRemedy));
       return;
     }
-    const auto* const all = std::get_if<OfAll>(&call->what);
-    if (all != nullptr && all->is_user_function) {
+    const auto* const everywhere = std::get_if<OfAll>(&call->what);
+    if (everywhere != nullptr && everywhere->is_user_function) {
       if (std::optional<Failure> failure = user_failure(call->answers)) {
         settle(call, now, std::move(failure));
         return;
@@ -226,8 +227,8 @@ std::unique_ptr<Part> Requests::forget(Part& part, Seconds now) {
   if (part.trace.has_value()) {
     call.trace->at(*part.trace).ended = now;
   }
-  const auto owner =
-      std::ranges::find_if(call.parts_, [&](const std::unique_ptr<Part>& own) { return own.get() == &part; });
+  const auto owner = std::ranges::find_if(
+      call.parts_, [&](const std::unique_ptr<Part>& other) { return other.get() == &part; });
   std::unique_ptr<Part> taken = std::move(*owner);
   call.parts_.erase(owner);
   return taken;
@@ -244,7 +245,7 @@ void Requests::hurry(const Part& tick, Seconds now) {
   }
 }
 
-// --- maps ---------------------------------------------------------------------------------------------------------
+// --- maps --------------------------------------------------------------------------------------------------
 
 // Stores the slots that an endpoint refused; the rest of a write is done, a read is repeated as a whole.
 void Requests::refuse(Part& refused_part, const wire::Decoded& reply, Seconds now) {
@@ -406,7 +407,7 @@ bool Requests::stays(const Part& part) const {
          part.end_slot <= run.end_slot;
 }
 
-// --- endings ------------------------------------------------------------------------------------------------------
+// --- endings -----------------------------------------------------------------------------------------------
 
 void Requests::lose(std::uint32_t server, const std::string& reason, Seconds now) {
   for (const Endpoint& endpoint : map_.endpoints()) {
@@ -419,8 +420,8 @@ void Requests::lose(std::uint32_t server, const std::string& reason, Seconds now
     calls.push_back(call);
   }
   for (const CallPtr& call : calls) {
-    const auto part = std::ranges::find_if(call->parts_, [&](const std::unique_ptr<Part>& one) {
-      return lost_.contains(one->peer->endpoint.address);
+    const auto part = std::ranges::find_if(call->parts_, [&](const std::unique_ptr<Part>& candidate) {
+      return lost_.contains(candidate->peer->endpoint.address);
     });
     if (part != call->parts_.end()) {
       // Nothing is sent until all have failed: a tick would leave as soon as its pushes have.

@@ -1,4 +1,5 @@
-// SlotMap: which endpoint serves which slots, as the scheduler's map says (python/shoal/cluster/protocol/slot_map.py).
+// SlotMap: which endpoint serves which slots, as the scheduler's map says
+// (python/shoal/cluster/protocol/slot_map.py).
 //
 //   arcs        0 | 1 | 2 | 3 | 4 | 5 | 6 | 7     fixed ranges of slots, in slot order
 //   endpoint    A   A   A   B   B   A   B   B
@@ -40,8 +41,8 @@ struct Run {
 
 class SlotMap {
  public:
-  // `backups`: indices of endpoints that hold copies. Throws std::invalid_argument if the arcs do not follow one another from
-  // slot 0 on, or an index is out of range.
+  // `backups`: indices of endpoints that hold copies. Throws std::invalid_argument if the arcs do not follow
+  // one another from slot 0 on, or an index is out of range.
   SlotMap(std::uint32_t epoch, std::vector<Endpoint> endpoints, std::vector<ArcRange> arcs,
           std::vector<std::uint32_t> backups = {});
 

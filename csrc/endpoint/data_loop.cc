@@ -117,7 +117,7 @@ DataLoop::DataLoop(const Zmq& zmq, void* context, Endpoint& service, LoopOptions
 
 DataLoop::~DataLoop() {
   stop();
-  if (!thread_->here()) {
+  if (!thread_->is_of_this_process()) {
     static_cast<void>(memory_.release());  // its lock may be held by a thread of the parent process
   }
 }
@@ -128,7 +128,7 @@ void DataLoop::wake() noexcept {
 }
 
 void DataLoop::stop() noexcept {
-  if (!thread_->here()) {
+  if (!thread_->is_of_this_process()) {
     return;
   }
   service_.set_waker({});

@@ -26,8 +26,8 @@ constexpr std::array<std::byte, kCacheLine> make_empty_line() {
 }
 alignas(kCacheLine) constexpr std::array<std::byte, kCacheLine> kEmptyLine = make_empty_line();
 
-// What a key without a row reads: its initial row, if that is the same for all keys and the dtype has it, else a row that is
-// marked as removed, which is replaced by the initial one.
+// What a key without a row reads: its initial row, if that is the same for all keys and the dtype has it,
+// else a row that is marked as removed, which is replaced by the initial one.
 std::vector<std::byte> row_of_absent(const RowFormat& form, const Init& init) {
   std::vector<std::byte> row(form.bytes());
   std::vector<float> initial(form.dim());
@@ -161,11 +161,12 @@ void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std
       small(shape.width)};
 }
 
-// --- lookups --------------------------------------------------------------------------------------------------------
+// --- lookups -----------------------------------------------------------------------------------------------
 
-// Calls load(r, run) for each run, then stages.probe(r, run, later), stages.resolve(r, run) and stages.use(r, run), or
-// stages.probe_and_use(run, later, ready, ready_run) for a run and one that is ready to be used, which returns whether it did.
-// Each stage is some runs behind the one before it, so that what it reads has been prefetched (export/index_probe.h).
+// Calls load(r, run) for each run, then stages.probe(r, run, later), stages.resolve(r, run) and stages.use(r,
+// run), or stages.probe_and_use(run, later, ready, ready_run) for a run and one that is ready to be used,
+// which returns whether it did. Each stage is some runs behind the one before it, so that what it reads has
+// been prefetched (export/index_probe.h).
 template <class Load, class Stages>
 void ExportReader::pipeline(const Layer& layer, std::size_t runs, const Load& load,
                             const Stages& stages) const {
@@ -215,7 +216,8 @@ void ExportReader::find_rows(const Layer& layer, std::size_t runs, const Load& l
   pipeline(layer, runs, load, Stages{.by = probe_, .width = layer.width, .use_rows = use});
 }
 
-// Looks up the open hashes of a block in the older layers, one after the other; calls use(position, row) for each layer.
+// Looks up the open hashes of a block in the older layers, one after the other; calls use(position, row) for
+// each layer.
 template <class Use>
 void ExportReader::find_in_older_layers(Block& block, const Use& use) const {
   for (auto layer = layers_.rbegin() + 1; layer < layers_.rend() && block.open != 0; ++layer) {
@@ -246,7 +248,8 @@ void ExportReader::for_each_part(std::size_t keys, ThreadPool& pool, const Use& 
   }
 }
 
-// Calls use(first, hashes, rows) for some keys at a time, at most Block::kMaxSize; `first` is the index of the first one.
+// Calls use(first, hashes, rows) for some keys at a time, at most Block::kMaxSize; `first` is the index of
+// the first one.
 template <class Use>
 void ExportReader::for_each_rows(std::span<const std::uint64_t> keys, KeyKind by, ThreadPool& pool,
                                  const Use& use) const {
@@ -287,7 +290,8 @@ void ExportReader::for_each_rows(std::span<const std::uint64_t> keys, KeyKind by
 // Rows of one weight: most are read from the line that holds their hash.
 void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by, std::span<float> weights,
                                 ThreadPool& pool) const {
-  // Calls resolved(r, run) once the weights of a run are known, apart from those that this layer does not have.
+  // Calls resolved(r, run) once the weights of a run are known, apart from those that this layer does not
+  // have.
   const auto find_weights = [&](const Layer& layer, const KeyLoader& load, float* to, const auto& resolved) {
     struct Stages {
       const IndexProbe& by;
@@ -420,19 +424,20 @@ void ExportReader::contains(std::span<const std::uint64_t> keys, KeyKind by, std
   });
 }
 
-// --- by slot --------------------------------------------------------------------------------------------------------
+// --- by slot -----------------------------------------------------------------------------------------------
 
 // The rows of one layer in ascending order of hash.
 void ExportReader::entries_of(const Section& section, Slot slot, std::span<const HashRange> within,
-                              std::vector<Entry>& all) const {
-  all.clear();
+                              std::vector<Entry>& found) const {
+  found.clear();
   const Homes homes{slots_, section.homes};
   const LineFormat& form = probe_.form_of(section);
   auto range = within.begin();
   std::uint64_t last = slots_.first_hash(slot);  // the previous hash
   bool any = false;
   for (std::uint64_t b = 0; b < section.count && range != within.end(); ++b) {
-    // The hashes of a range are in the lines from the home of its first hash to `reach` lines after that of its last.
+    // The hashes of a range are in the lines from the home of its first hash to `reach` lines after that of
+    // its last.
     for (; range != within.end() && b > scale(range->last, section.homes) + section.reach; ++range) {
     }
     if (range == within.end()) {
@@ -463,47 +468,48 @@ void ExportReader::entries_of(const Section& section, Slot slot, std::span<const
       for (; in != within.end() && in->last < place; ++in) {
       }
       if (in != within.end() && in->first <= place) {
-        all.push_back({hash, row});
+        found.push_back({hash, row});
       }
     }
   }
 }
 
-// The rows of a slot in ascending order of hash, for each hash the newest, including rows that are marked as removed.
-void ExportReader::entries(Slot slot, std::span<const HashRange> within, std::vector<Entry>& all) const {
-  all.clear();
+// The rows of a slot in ascending order of hash, for each hash the newest, including rows that are marked as
+// removed.
+void ExportReader::entries(Slot slot, std::span<const HashRange> within, std::vector<Entry>& found) const {
+  found.clear();
   std::vector<Entry> fresh;
   std::vector<Entry> merged;
   for (const Layer& layer : layers_) {
     entries_of(layer.sections[index_of(slot)], slot, within, fresh);
-    if (all.empty()) {
-      all.swap(fresh);
+    if (found.empty()) {
+      found.swap(fresh);
       continue;
     }
     merged.clear();
-    auto old = all.begin();
+    auto old = found.begin();
     for (const Entry& entry : fresh) {
-      for (; old != all.end() && old->hash < entry.hash; ++old) {
+      for (; old != found.end() && old->hash < entry.hash; ++old) {
         merged.push_back(*old);
       }
-      old += old != all.end() && old->hash == entry.hash ? 1 : 0;
+      old += old != found.end() && old->hash == entry.hash ? 1 : 0;
       merged.push_back(entry);
     }
-    merged.insert(merged.end(), old, all.end());
-    all.swap(merged);
+    merged.insert(merged.end(), old, found.end());
+    found.swap(merged);
   }
 }
 
 void ExportReader::read_slot(Slot slot, std::vector<std::uint64_t>& hashes,
                              std::vector<float>& weights) const {
-  std::vector<Entry> all;
-  entries(slot, kAll, all);
-  std::erase_if(all, [&](const Entry& entry) { return form_.is_removed(entry.row); });
-  hashes.resize(all.size());
-  weights.resize(all.size() * form_.dim());
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    hashes[i] = all[i].hash;
-    form_.decode(all[i].row, weights.data() + i * form_.dim(), scale_of(all[i].row));
+  std::vector<Entry> found;
+  entries(slot, kAll, found);
+  std::erase_if(found, [&](const Entry& entry) { return form_.is_removed(entry.row); });
+  hashes.resize(found.size());
+  weights.resize(found.size() * form_.dim());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    hashes[i] = found[i].hash;
+    form_.decode(found[i].row, weights.data() + i * form_.dim(), scale_of(found[i].row));
   }
 }
 
@@ -512,9 +518,9 @@ void ExportReader::difference(Slot slot, std::span<const std::uint64_t> hashes,
                               std::vector<float>& rows, std::span<const HashRange> within) const {
   const std::size_t dim = form_.dim();
   SHOAL_CHECK(weights.size() == hashes.size() * dim, "weights must be len(hashes) x dim");
-  std::vector<Entry> all;
-  entries(slot, within, all);
-  std::erase_if(all, [&](const Entry& entry) { return form_.is_removed(entry.row); });
+  std::vector<Entry> found;
+  entries(slot, within, found);
+  std::erase_if(found, [&](const Entry& entry) { return form_.is_removed(entry.row); });
   std::vector<float> scratch(2 * dim);
   std::vector<float> read(dim);
   std::vector<std::byte> encoded(form_.bytes());
@@ -544,13 +550,13 @@ void ExportReader::difference(Slot slot, std::span<const std::uint64_t> hashes,
     form_.encode(row, encoded.data());
     return std::memcmp(encoded.data(), old.row, form_.bytes()) == 0;
   };
-  auto old = all.begin();
+  auto old = found.begin();
   for (std::size_t i = 0; i < hashes.size(); ++i) {
-    for (; old != all.end() && old->hash < hashes[i]; ++old) {
+    for (; old != found.end() && old->hash < hashes[i]; ++old) {
       remove(old->hash);
     }
     const float* const row = weights.data() + i * dim;
-    const bool had = old != all.end() && old->hash == hashes[i];
+    const bool had = old != found.end() && old->hash == hashes[i];
     if (reads_initial(form_, init_, hashes[i], row, scratch)) {
       if (had) {
         remove(hashes[i]);
@@ -560,7 +566,7 @@ void ExportReader::difference(Slot slot, std::span<const std::uint64_t> hashes,
     }
     old += had ? 1 : 0;
   }
-  for (; old != all.end(); ++old) {
+  for (; old != found.end(); ++old) {
     remove(old->hash);
   }
 }

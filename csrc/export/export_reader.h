@@ -1,17 +1,18 @@
 // ExportReader: lookups in the rows of an exported table, whose files the caller has mapped.
 //
-// Algorithm. A log-structured read: the table is a stack of layers, a full export and the deltas on top of it, the
-// newest last; a layer has one immutable section per slot. A lookup probes the newest layer, and the older ones only
-// for the keys that it does not have, a block of keys at a time. Within a layer, keys pass through a software pipeline in
-// runs (export/index_probe.h), so that many cache misses overlap. Nothing is copied: sections are read in the mapped
-// files, which processes share.
+// Algorithm. A log-structured read: the table is a stack of layers, a full export and the deltas on top of
+// it, the newest last; a layer has one immutable section per slot. A lookup probes the newest layer, and the
+// older ones only for the keys that it does not have, a block of keys at a time. Within a layer, keys pass
+// through a software pipeline in runs (export/index_probe.h), so that many cache misses overlap. Nothing is
+// copied: sections are read in the mapped files, which processes share.
 //
 // Invariants
 //   I1  No byte outside a section is read, whatever its bytes are.
-//   I2  The answer for a key depends on the newest layer that has it, and on nothing else. A key that no layer has, or that
-//       the newest such layer marks as removed, reads its initial row.
+//   I2  The answer for a key depends on the newest layer that has it, and on nothing else. A key that no
+//       layer has, or that the newest such layer marks as removed, reads its initial row.
 //
-// Threads: add_layer() and add() first, by one thread; then any number of readers. The mapped bytes must outlive the reader.
+// Threads: add_layer() and add() first, by one thread; then any number of readers. The mapped bytes must
+// outlive the reader.
 
 #pragma once
 
@@ -36,7 +37,8 @@ class ExportReader {
 
   // Adds a layer on top of the others; all its slots are empty.
   void add_layer();
-  // Adds a section to the newest layer, at most one per slot. std::invalid_argument if the bytes do not have this shape.
+  // Adds a section to the newest layer, at most one per slot. std::invalid_argument if the bytes do not have
+  // this shape.
   void add(Slot slot, const SectionShape& shape, std::span<const std::byte> bytes);
 
   const RowFormat& form() const noexcept { return form_; }
@@ -53,8 +55,8 @@ class ExportReader {
   void contains(std::span<const std::uint64_t> keys, KeyKind by, std::span<std::uint8_t> there,
                 ThreadPool& pool) const;
 
-  // The rows of a slot, merged over all layers, in ascending order of hash. std::invalid_argument if a section's hashes do
-  // not ascend: it is damaged.
+  // The rows of a slot, merged over all layers, in ascending order of hash. std::invalid_argument if a
+  // section's hashes do not ascend: it is damaged.
   void read_slot(Slot slot, std::vector<std::uint64_t>& hashes, std::vector<float>& weights) const;
 
   // Encodes rows as a section that a layer of this table accepts.
@@ -69,9 +71,9 @@ class ExportReader {
   };
   static constexpr std::array<HashRange, 1> kAll{{{0, ~std::uint64_t{0}}}};
 
-  // The difference between this table and the given rows, which are all rows that the slot has now: changed rows, new rows,
-  // and a row of NaN for each key that no longer has a row. A row has changed if it would be stored differently. Restricted
-  // to hashes `within` ascending ranges; all given rows must lie in them.
+  // The difference between this table and the given rows, which are all rows that the slot has now: changed
+  // rows, new rows, and a row of NaN for each key that no longer has a row. A row has changed if it would be
+  // stored differently. Restricted to hashes `within` ascending ranges; all given rows must lie in them.
   void difference(Slot slot, std::span<const std::uint64_t> hashes, std::span<const float> weights,
                   std::vector<std::uint64_t>& changed, std::vector<float>& rows,
                   std::span<const HashRange> within = kAll) const;
@@ -131,9 +133,9 @@ class ExportReader {
     std::uint64_t hash;
     const std::byte* row;
   };
-  void entries(Slot slot, std::span<const HashRange> within, std::vector<Entry>& all) const;
+  void entries(Slot slot, std::span<const HashRange> within, std::vector<Entry>& found) const;
   void entries_of(const Section& section, Slot slot, std::span<const HashRange> within,
-                  std::vector<Entry>& all) const;
+                  std::vector<Entry>& found) const;
 
   RowFormat form_;
   Init init_;

@@ -1,22 +1,14 @@
-// LineFormat: the layout of an export's index, cache lines of hashes in hash order.
+// LineFormat: the layout of an export's index, cache lines of hashes in hash order (docs/export-format.md).
 //
-// Algorithm. An immutable interpolation-ordered hash table with linear overflow: a section holds the rows of one slot; the
-// home of a hash is the line scale(hash << slots.bits(), homes), so that lines are in hash order, and hashes are placed in
-// that order. A hash that does not fit into its home is stored in the next line that has room. Each line records the greatest
-// distance of the hashes whose home it is; a lookup reads the home and rarely a line after it.
+// Algorithm. An immutable interpolation-ordered hash table with linear overflow: a section holds the rows of
+// one slot; the home of a hash is the line scale(hash << slots.bits(), homes). A hash that does not fit into
+// its home is stored in the next line that has room. Each line records the greatest distance of the hashes
+// whose home it is; a lookup reads the home and rarely a line after it.
 //
-//   byte 0           the low 32 bits of each hash, one lane after the other
-//   4 lanes          the next 8 (width - 4) bits of each
-//   width * lanes    inline rows: the rows, one lane after the other
-//   59               wide rows: the number of the first lane's row, uint32; the next lane has the next row
-//   61               int8, dim 1: the scale of the line's rows, bfloat16
-//   63               the distance, in lines, of the farthest hash with this home; 254: that many or more; 255: an empty line
-//
-// An unused lane repeats the last used one.
-//
-// A hash is not stored in full: the position of the line implies its upper bits. The hashes in a line have their homes in it
-// or in one of the `reach` lines before it, an interval of (reach + 1) / homes of the slot's hashes, and `width` bytes
-// distinguish any two hashes of that interval. So a match is exact, and the hash can be recovered (Homes::hash).
+// A hash is not stored in full: the position of the line implies its upper bits. The hashes in a line have
+// their homes in it or in one of the `reach` lines before it, an interval of (reach + 1) / homes of the
+// slot's hashes, and `width` bytes distinguish any two hashes of that interval. So a match is exact, and the
+// hash can be recovered (Homes::hash).
 //
 // Threads: pure functions.
 
@@ -96,7 +88,8 @@ struct LineFormat {
     return kNone;
   }
 
-  // Bit k: the k-th 32 bits of a line equal `low`. All sixteen words are compared, including those that hold no hash.
+  // Bit k: the k-th 32 bits of a line equal `low`. All sixteen words are compared, including those that hold
+  // no hash.
   static SHOAL_INLINE unsigned same_low(const std::byte* line, std::uint32_t low) noexcept {
 #if defined(__SSE2__)
     const auto* const at = reinterpret_cast<const __m128i*>(line);
@@ -133,7 +126,8 @@ struct Homes {
     return slots.first_hash(slot) + static_cast<std::uint64_t>((place + unit - 1) >> slots.bits());
   }
 
-  // Whether `width` bytes distinguish all hashes that one line may hold, if none is farther than `reach` from its home.
+  // Whether `width` bytes distinguish all hashes that one line may hold, if none is farther than `reach` from
+  // its home.
   bool are_distinct(std::size_t width, std::uint64_t reach) const noexcept {
     if (width >= LineFormat::kMaxDim) {
       return true;

@@ -1,13 +1,13 @@
-// Each stage is some 64 hashes behind the one before it, which hides the latency of memory, and a run is short: then
-// what several runs hold, and the lines that were prefetched for them, stay in the L1 cache. Most of the time goes
-// into instructions, and the rest into address translation rather than into cache lines: a prefetch occupies the
-// processor until its address is translated, so addresses are to be known early, and other work is to be in the same
-// loop (docs/decisions/0042).
+// Each stage is some 64 hashes behind the one before it, which hides the latency of memory, and a run is
+// short: then what several runs hold, and the lines that were prefetched for them, stay in the L1 cache. Most
+// of the time goes into instructions, and the rest into address translation rather than into cache lines: a
+// prefetch occupies the processor until its address is translated, so addresses are to be known early, and
+// other work is to be in the same loop (docs/decisions/0042).
 //
-// The loops have no branch that depends on a hash: whether it is present, in which lane, and whether it may be
-// displaced, is unpredictable. Absent hashes are collected in a mask, and get a row like the others. The rare
-// exceptions (two hashes of a line with equal low bits, a hash with the low bits of an empty line, one that is
-// displaced by more than a line) are detected once per run.
+// The loops have no branch that depends on a hash: whether it is present, in which lane, and whether it may
+// be displaced, is unpredictable. Absent hashes are collected in a mask, and get a row like the others. The
+// rare exceptions (two hashes of a line with equal low bits, a hash with the low bits of an empty line, one
+// that is displaced by more than a line) are detected once per run.
 
 #include "export/index_probe.h"
 
@@ -142,19 +142,20 @@ struct ProbeKernels {
     std::memcpy(&high, line + form.high_at(lane), sizeof high);
     const std::uint32_t other = (high ^ static_cast<std::uint32_t>(hash >> 32U)) & form.high_mask;
     const unsigned filled = line[LineFormat::kReach] == std::byte{LineFormat::kEmpty} ? 0 : 1;
-    unsigned here = (match == 0 ? 0U : 1U) & filled;
-    // Two hashes of a line have equal low bits in one of 2^28 lines. A bit trick, because `other != 0` would become a branch
-    // as well, which waits for the line and is mispredicted for each displaced hash.
-    if ((here & ((other | (0U - other)) >> 31U)) != 0) [[unlikely]] {
+    unsigned is_match = (match == 0 ? 0U : 1U) & filled;
+    // Two hashes of a line have equal low bits in one of 2^28 lines. A bit trick, because `other != 0` would
+    // become a branch as well, which waits for the line and is mispredicted for each displaced hash.
+    if ((is_match & ((other | (0U - other)) >> 31U)) != 0) [[unlikely]] {
       const unsigned exact = form.find(line, hash);
-      here = exact != LineFormat::kNone ? 1 : 0;
+      is_match = exact != LineFormat::kNone ? 1 : 0;
       lane = exact % LineFormat::kNone;
     }
     run.rows[i] = RowPlaces<Form>(by, run).of(form, hash, line, lane);
-    return here;
+    return is_match;
   }
 
-  // What a loop over hashes needs to know of the rows, in registers. kBytes: of a wide row, if that is a constant.
+  // What a loop over hashes needs to know of the rows, in registers. kBytes: of a wide row, if that is a
+  // constant.
   template <class Form, std::size_t kBytes = 0>
   struct RowPlaces {
     SHOAL_INLINE RowPlaces(const IndexProbe& by, const Run& run) noexcept
@@ -183,8 +184,8 @@ struct ProbeKernels {
       }
     }
 
-    // Prefetches a row, unless `none` is 1. The lines after the homes are not prefetched here, because the address would
-    // depend on more: 0.5 of 10 ns per hash.
+    // Prefetches a row, unless `none` is 1. The lines after the homes are not prefetched here, because the
+    // address would depend on more: 0.5 of 10 ns per hash.
     SHOAL_INLINE void prefetch(const std::byte* line, const std::byte* row,
                                std::uint32_t none) const noexcept {
       if constexpr (!Form::kInlineRows) {
@@ -197,8 +198,9 @@ struct ProbeKernels {
     }
   };
 
-  // Calls use(i, line, form, lane, none) for each hash of a run: `lane` is the first one with its low bits; `none` is 0, or
-  // all ones if there is no such lane. Returns whether the high bits of all matches agree too; if not, no result is valid.
+  // Calls use(i, line, form, lane, none) for each hash of a run: `lane` is the first one with its low bits;
+  // `none` is 0, or all ones if there is no such lane. Returns whether the high bits of all matches agree
+  // too; if not, no result is valid.
   template <class Form, class Lines, class Use>
   static SHOAL_INLINE bool probe_by_low_bits(const IndexProbe& by, const Run& run, const Run& later,
                                              const Use& use) noexcept {
@@ -293,8 +295,8 @@ struct ProbeKernels {
     return Kind::is_removed(row) ? 1 : 0;
   }
 
-  // probe(), and in the same loop widens the rows of a run that is `ready`: the processor computes while it waits for the
-  // translation of the addresses of what is prefetched. Returns a mask of the removed rows.
+  // probe(), and in the same loop widens the rows of a run that is `ready`: the processor computes while it
+  // waits for the translation of the addresses of what is prefetched. Returns a mask of the removed rows.
   template <class Form, class Kind, std::size_t kDim>
   SHOAL_SIMD static std::uint32_t probe_and_widen(const IndexProbe& by, Run& run, const Run& later,
                                                   const Run& ready, float* weights) noexcept {
@@ -334,9 +336,10 @@ struct ProbeKernels {
     find_unresolved(run);
   }
 
-  // The line among [first, first + most], a home and the lines after it, that must hold a hash: the last one whose first hash
-  // is not greater, by binary search, because hashes are stored in order. Long displacements arise from colliding hashes
-  // that an adversary has chosen; a linear search of them would take quadratic time in all.
+  // The line among [first, first + most], a home and the lines after it, that must hold a hash: the last one
+  // whose first hash is not greater, by binary search, because hashes are stored in order. Long displacements
+  // arise from colliding hashes that an adversary has chosen; a linear search of them would take quadratic
+  // time in all.
   template <class Form>
   static const std::byte* find_line(const IndexProbe& by, const Run& run, const Section& section,
                                     std::uint64_t hash, std::size_t first, std::size_t most) noexcept {
@@ -355,8 +358,8 @@ struct ProbeKernels {
     return section.lines + first * kCacheLine;
   }
 
-  // Reads the lines after the homes until every hash of the run is resolved. Calls found(i, line, here) for each line that
-  // is read for hash i: `here` is 1 if it is there, and run.rows[i] is its row.
+  // Reads the lines after the homes until every hash of the run is resolved. Calls found(i, line, here) for
+  // each line that is read for hash i: `here` is 1 if it is there, and run.rows[i] is its row.
   template <class Form, class Lines, class Found>
   static SHOAL_INLINE void resolve(const IndexProbe& by, Run& run, const Found& found) noexcept {
     const RowPlaces<Form> places(by, run);
@@ -364,12 +367,12 @@ struct ProbeKernels {
     each_bit(run.unresolved, [&](std::size_t i) SHOAL_ALWAYS {
       const std::byte* const home = run.lines[i];
       const std::byte* const line = run.layer.indexes[index_of(by.slots_.of(run.hashes[i]))].next(home);
-      const std::uint32_t here = read<Form, Lines>(by, run, i, line);
+      const std::uint32_t is_match = read<Form, Lines>(by, run, i, line);
       const std::uint32_t more = home[LineFormat::kReach] > std::byte{1} ? 1 : 0;
-      run.absent &= ~(here << i);
-      left |= (more & ~here) << i;
-      places.prefetch(line, run.rows[i], here ^ 1U);
-      found(i, line, here);
+      run.absent &= ~(is_match << i);
+      left |= (more & ~is_match) << i;
+      places.prefetch(line, run.rows[i], is_match ^ 1U);
+      found(i, line, is_match);
     });
     for (std::size_t step = 2; left != 0; ++step) {
       each_bit(std::exchange(left, 0), [&](std::size_t i) SHOAL_ALWAYS {
@@ -383,12 +386,12 @@ struct ProbeKernels {
         const bool many = most > kMaxLinearLines;
         const std::byte* const line = many ? find_line<Form>(by, run, section, run.hashes[i], first, most)
                                            : home + std::min(step, most) * kCacheLine;
-        const std::uint32_t here = read<Form, Lines>(by, run, i, line);
-        run.absent &= ~(here << i);
-        left |= (step < most && !many ? ~here & 1U : 0U) << i;
-        places.prefetch(line, run.rows[i], here ^ 1U);
+        const std::uint32_t is_match = read<Form, Lines>(by, run, i, line);
+        run.absent &= ~(is_match << i);
+        left |= (step < most && !many ? ~is_match & 1U : 0U) << i;
+        places.prefetch(line, run.rows[i], is_match ^ 1U);
         prefetch_line(line + kCacheLine);
-        found(i, line, here);
+        found(i, line, is_match);
       });
     }
   }
@@ -401,13 +404,14 @@ struct ProbeKernels {
 
   template <class Form, class Lines, class ScalarRow>
   static SHOAL_INLINE void resolve_scalars(const IndexProbe& by, Run& run, float* weights) noexcept {
-    resolve<Form, Lines>(by, run, [&](std::size_t i, const std::byte* line, std::uint32_t here) SHOAL_ALWAYS {
-      const std::uint32_t all = 0U - here;
-      std::uint32_t bits;
-      std::memcpy(&bits, weights + i, sizeof bits);
-      bits = (bits & ~all) | (ScalarRow::bits(line, run.rows[i]) & all);
-      std::memcpy(weights + i, &bits, sizeof bits);
-    });
+    resolve<Form, Lines>(by, run,
+                         [&](std::size_t i, const std::byte* line, std::uint32_t is_match) SHOAL_ALWAYS {
+                           const std::uint32_t mask = 0U - is_match;
+                           std::uint32_t bits;
+                           std::memcpy(&bits, weights + i, sizeof bits);
+                           bits = (bits & ~mask) | (ScalarRow::bits(line, run.rows[i]) & mask);
+                           std::memcpy(weights + i, &bits, sizeof bits);
+                         });
   }
 };
 

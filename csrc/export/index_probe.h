@@ -4,9 +4,11 @@
 //          prepare   probe        resolve        use the rows
 //
 //   prepare         computes each hash's home line; reads nothing
-//   probe           reads the homes, and prefetches the homes of a later run, the rows that are found, and the lines
-//                   after the homes of those that may be displaced; probe_scalars also reads the weight
-//   resolve         finds the few hashes that are displaced to a line after their home, and prefetches their rows
+//   probe           reads the homes, and prefetches the homes of a later run, the rows that are found, and
+//                   the lines after the homes of those that may be displaced; probe_scalars also reads the
+//                   weight
+//   resolve         finds the few hashes that are displaced to a line after their home, and prefetches their
+//                   rows
 //
 // Threads: immutable; a run belongs to one thread.
 
@@ -26,7 +28,8 @@
 
 namespace shoal {
 
-// A slot's lines: all that most lookups need to find a hash. Small enough that those of all slots stay in the L1 cache.
+// A slot's lines: all that most lookups need to find a hash. Small enough that those of all slots stay in the
+// L1 cache.
 struct SlotIndexView {
   const std::byte* lines;
   std::uint32_t homes;
@@ -99,8 +102,9 @@ class IndexProbe {
     void (*resolve_scalars)(const IndexProbe&, Run&, float* weights) noexcept;
   };
   using KernelTable = std::array<Kernels, kWidths + 1>;
-  // probe(), and widens the rows of a run that is `ready`; returns a mask of those that are marked as removed. Faster than one
-  // after the other, because the second needs no memory while the first waits for it.
+  // probe(), and widens the rows of a run that is `ready`; returns a mask of those that are marked as
+  // removed. Faster than one after the other, because the second needs no memory while the first waits for
+  // it.
   using Widen = std::uint32_t (*)(const IndexProbe&, Run& run, const Run& later, const Run& ready,
                                   float* weights) noexcept;
 
@@ -123,14 +127,15 @@ class IndexProbe {
 
   // Requires run.hashes and run.size, at least 1.
   void prepare(const LayerView& layer, Run& run) const noexcept;
-  // `width`: bytes per hash in all sections; 0 if they differ. Prefetches the homes of a `later` run, which has been prepared;
-  // `run` itself if there is none.
+  // `width`: bytes per hash in all sections; 0 if they differ. Prefetches the homes of a `later` run, which
+  // has been prepared; `run` itself if there is none.
   void probe(std::size_t width, Run& run, const Run& later) const noexcept {
     kernels_[kernel_index(width)].probe(*this, run, later);
   }
   // Null except for 6 bytes per hash, as in tables of 1e6 to 1e8 rows, and the usual dims.
   Widen widens(std::size_t width) const noexcept;
-  // The same for rows of one weight, which are read too. The weight of an `absent` hash, and of a removed row, is a NaN.
+  // The same for rows of one weight, which are read too. The weight of an `absent` hash, and of a removed
+  // row, is a NaN.
   void probe_scalars(std::size_t width, Run& run, const Run& later, float* weights) const noexcept {
     kernels_[kernel_index(width)].probe_scalars(*this, run, later, weights);
   }

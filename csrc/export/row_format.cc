@@ -81,7 +81,7 @@ std::size_t widen_portably(Pointers rows, std::size_t dim, float* weights, std::
   return each_row<Widen>(rows, dim, weights, removed, [dim](const std::byte* row, float* to) SHOAL_ALWAYS {
     const Widen widen(row);
     for (std::size_t e = 0; e < dim; ++e) {
-      to[e] = widen.one(load<Stored>(row + Widen::kFirst + e * sizeof(Stored)));
+      to[e] = widen.scalar(load<Stored>(row + Widen::kFirst + e * sizeof(Stored)));
     }
   });
 }

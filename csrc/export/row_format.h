@@ -5,11 +5,12 @@
 //   int8, dim > 1       a scale (bfloat16), then dim integers from -127 to 127: weight = scale * integer
 //   int8, dim 1         the integer; the rows of a line share one scale (export/index_line.h)
 //
-// Symmetric linear quantization: the scale is max |w| / 127, rounded up to a bfloat16, so that no integer is clipped; the
-// product of 8 and 7 bits is exact. A number beyond the range of float16 becomes the largest one, 65504.
+// Symmetric linear quantization: the scale is max |w| / 127, rounded up to a bfloat16, so that no integer is
+// clipped; the product of 8 and 7 bits is exact. A number beyond the range of float16 becomes the largest
+// one, 65504.
 //
-// Removed rows. Weights are finite, and no weight is stored as -128: a NaN, or -128, in place of the first weight marks a key
-// that no longer has a row. Only deltas contain such rows.
+// Removed rows. Weights are finite, and no weight is stored as -128: a NaN, or -128, in place of the first
+// weight marks a key that no longer has a row. Only deltas contain such rows.
 //
 // Threads: immutable; any number of readers.
 
@@ -29,7 +30,8 @@ class RowFormat {
   enum class Code : std::uint8_t { kFloat32, kFloat16, kBfloat16, kInt8 };
   static constexpr std::size_t kMaxInlineBytes = 4;
 
-  // std::invalid_argument: an unknown dtype, or a dim outside 1 to 4096. `by_simd` selects the decoder, which changes no bit.
+  // std::invalid_argument: an unknown dtype, or a dim outside 1 to 4096. `by_simd` selects the decoder, which
+  // changes no bit.
   RowFormat(std::string_view dtype, std::size_t dim, bool by_simd = has_simd());
 
   using Decode = std::size_t (*)(std::span<const std::byte* const> rows, std::size_t dim, float* weights,
@@ -51,8 +53,8 @@ class RowFormat {
   void encode(const float* weights, std::byte* row, float shared_scale = 0.0F) const noexcept;
   void encode_removed(std::byte* row) const noexcept;
   void decode(const std::byte* row, float* weights, float shared_scale = 0.0F) const noexcept;
-  // Decodes up to 65536 rows that do not share a scale, dim weights each. The positions of removed rows are written to
-  // `removed`, which has room for all; returns how many there are.
+  // Decodes up to 65536 rows that do not share a scale, dim weights each. The positions of removed rows are
+  // written to `removed`, which has room for all; returns how many there are.
   std::size_t decode_rows(std::span<const std::byte* const> rows, float* weights,
                           std::uint16_t* removed) const noexcept {
     return decode_(rows, dim_, weights, removed);

@@ -2,10 +2,11 @@
 //
 //   section = its lines (export/index_line.h), then its wide rows, then zeros up to a multiple of kCacheLine
 //
-// Rows that equal what a key without a row reads are omitted; in a table with zero initialization these are rows of zeros.
+// Rows that equal what a key without a row reads are omitted; in a table with zero initialization these are
+// rows of zeros.
 //
-// Lines are filled to a load factor of 3/4. With six lanes per line (float32, dim 1) a lookup then reads 1.15 lines on
-// average: 0.15 of the keys are displaced. At a load of 0.8 it is 1.23 lines, at 0.9 1.65.
+// Lines are filled to a load factor of 3/4. With six lanes per line (float32, dim 1) a lookup then reads 1.15
+// lines on average: 0.15 of the keys are displaced. At a load of 0.8 it is 1.23 lines, at 0.9 1.65.
 //
 // Threads: pure functions.
 
@@ -47,13 +48,13 @@ struct PackedSection {
   double squares = 0.0;  // the sum of the given weights' squares
 };
 
-// Encodes ascending hashes of one slot with dim weights each. A row whose first weight is NaN marks a removed key, and is
-// kept.
+// Encodes ascending hashes of one slot with dim weights each. A row whose first weight is NaN marks a removed
+// key, and is kept.
 PackedSection pack(const RowFormat& form, const Init& init, Slots slots, Slot slot,
                    std::span<const std::uint64_t> hashes, std::span<const float> weights);
 
-// Whether these weights, once stored, equal the key's initial row. `scratch` has 2 dim elements; afterwards the first dim are
-// the initial row.
+// Whether these weights, once stored, equal the key's initial row. `scratch` has 2 dim elements; afterwards
+// the first dim are the initial row.
 bool reads_initial(const RowFormat& form, const Init& init, std::uint64_t hash, const float* weights,
                    std::span<float> scratch);
 

@@ -1,5 +1,5 @@
-// Widening of stored rows to floats: a number at a time, or eight by intrinsics, with the same bits; and the first number of a
-// row that is marked as removed (export/row_format.h).
+// Widening of stored rows to floats: a number at a time, or eight by intrinsics, with the same bits; and the
+// first number of a row that is marked as removed (export/row_format.h).
 //
 // Threads: pure functions.
 
@@ -48,7 +48,7 @@ struct Float32 {
     return (load<std::uint32_t>(row) & 0x7fffffffU) > 0x7f800000U;
   }
   SHOAL_INLINE explicit Float32(const std::byte*) noexcept {}
-  SHOAL_INLINE float one(float x) const noexcept { return x; }
+  SHOAL_INLINE float scalar(float x) const noexcept { return x; }
 #if defined(__x86_64__)
   SHOAL_SIMD inline Eight eight(const std::byte* from) const noexcept {
     return _mm256_loadu_ps(reinterpret_cast<const float*>(from));
@@ -67,7 +67,7 @@ struct Float16 {
     return (load<std::uint16_t>(row) & 0x7fffU) > 0x7c00U;
   }
   SHOAL_INLINE explicit Float16(const std::byte*) noexcept {}
-  SHOAL_INLINE float one(std::uint16_t x) const noexcept { return from_float16(x); }
+  SHOAL_INLINE float scalar(std::uint16_t x) const noexcept { return from_float16(x); }
 #if defined(__x86_64__)
   SHOAL_SIMD inline Eight eight(const std::byte* from) const noexcept {  // the same as base/half.h
     const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -102,7 +102,7 @@ struct Bfloat16 {
     return (load<std::uint16_t>(row) & 0x7fffU) > 0x7f80U;
   }
   SHOAL_INLINE explicit Bfloat16(const std::byte*) noexcept {}
-  SHOAL_INLINE float one(std::uint16_t x) const noexcept { return from_bfloat16(x); }
+  SHOAL_INLINE float scalar(std::uint16_t x) const noexcept { return from_bfloat16(x); }
 #if defined(__x86_64__)
   SHOAL_SIMD inline Eight eight(const std::byte* from) const noexcept {
     const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -125,7 +125,7 @@ struct Int8 {
   }
   SHOAL_INLINE explicit Int8(const std::byte* row) noexcept
       : scale(from_bfloat16(load<std::uint16_t>(row))) {}
-  SHOAL_INLINE float one(std::int8_t x) const noexcept { return scale * static_cast<float>(x); }
+  SHOAL_INLINE float scalar(std::int8_t x) const noexcept { return scale * static_cast<float>(x); }
 #if defined(__x86_64__)
   SHOAL_SIMD inline Eight eight(const std::byte* from) const noexcept {
     const __m256i x = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
@@ -154,7 +154,7 @@ __attribute__((always_inline)) SHOAL_SIMD inline void row_by_simd(const std::byt
     store(to + e, kind.eight(from + e * sizeof(Stored)));
   }
   for (; e < dim; ++e) {
-    to[e] = kind.one(load<Stored>(from + e * sizeof(Stored)));
+    to[e] = kind.scalar(load<Stored>(from + e * sizeof(Stored)));
   }
 }
 #endif

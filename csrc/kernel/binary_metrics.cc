@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::size_t kBlocksPerPart = 16;
 
-// e^x for -708 <= x <= 0: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series up to r^13; then n is added to the exponent. (Cody
-// and Waite, Software Manual for the Elementary Functions, 1980.)
+// e^x for -708 <= x <= 0: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series up to r^13; then n is added to
+// the exponent. (Cody and Waite, Software Manual for the Elementary Functions, 1980.)
 SHOAL_INLINE double exponential(double x) noexcept {
   constexpr double kShift = 0x1.8p52;  // the sum's low bits are the integer
   constexpr double kLn2High = 0x1.62e42feep-1;
@@ -205,16 +205,20 @@ std::optional<BinaryMetrics> count(std::span<const double> margins, std::span<co
           limit, bins);
     }
   });
-  BinaryMetrics all{0.0, 0.0, 0.0, 0.0, static_cast<std::uint32_t>(bins), 0};
-  for (const BinaryMetrics& one : found) {
-    all = {all.loss + one.loss,         all.probability + one.probability, all.weight + one.weight,
-           all.positive + one.positive, std::min(all.first, one.first),    std::max(all.last, one.last)};
+  BinaryMetrics total{0.0, 0.0, 0.0, 0.0, static_cast<std::uint32_t>(bins), 0};
+  for (const BinaryMetrics& part_sums : found) {
+    total = {total.loss + part_sums.loss,
+             total.probability + part_sums.probability,
+             total.weight + part_sums.weight,
+             total.positive + part_sums.positive,
+             std::min(total.first, part_sums.first),
+             std::max(total.last, part_sums.last)};
   }
-  if (!std::isfinite(all.loss)) {
+  if (!std::isfinite(total.loss)) {
     return std::nullopt;
   }
   add_to(counts, std::span<const std::uint32_t>(places.data(), n), weights, pool);
-  return all;
+  return total;
 }
 
 template <class Label, class Count>
@@ -279,24 +283,25 @@ std::optional<LabelledBins> count_labelled(std::span<const double> margins, std:
   std::vector<Found> found(partition.parts);
   Buffer<std::uint32_t> places(n);
   pool.run(partition.parts, [&](std::size_t part) {
-    Found mine{{static_cast<std::uint32_t>(bins), 0}, 0, 0};
+    Found counted{{static_cast<std::uint32_t>(bins), 0}, 0, 0};
     for (std::size_t i = partition.begin(part); i < partition.begin(part + 1); ++i) {
       const bool is_positive = labels[i] == 1.0F;
       const std::uint32_t bin = bin_of(margins[i], limit, scale, end);
-      mine.bins = {std::min(mine.bins.first, bin), std::max(mine.bins.last, bin)};
-      mine.positive += is_positive ? 1U : 0U;
-      mine.wrong += (!is_positive && labels[i] != 0.0F) || std::isnan(margins[i]) ? 1U : 0U;
+      counted.bins = {std::min(counted.bins.first, bin), std::max(counted.bins.last, bin)};
+      counted.positive += is_positive ? 1U : 0U;
+      counted.wrong += (!is_positive && labels[i] != 0.0F) || std::isnan(margins[i]) ? 1U : 0U;
       places[i] = bin + (is_positive ? static_cast<std::uint32_t>(bins) : 0U);
     }
-    found[part] = mine;
+    found[part] = counted;
   });
-  Found all = found.front();
-  for (const Found& one : found | std::views::drop(1)) {
-    all = {{std::min(all.bins.first, one.bins.first), std::max(all.bins.last, one.bins.last)},
-           all.positive + one.positive,
-           all.wrong + one.wrong};
+  Found total = found.front();
+  for (const Found& part_found : found | std::views::drop(1)) {
+    total = {
+        {std::min(total.bins.first, part_found.bins.first), std::max(total.bins.last, part_found.bins.last)},
+        total.positive + part_found.positive,
+        total.wrong + part_found.wrong};
   }
-  if (all.wrong != 0) {
+  if (total.wrong != 0) {
     return std::nullopt;
   }
   pool.run(partition.parts, [&](std::size_t part) {
@@ -308,7 +313,7 @@ std::optional<LabelledBins> count_labelled(std::span<const double> margins, std:
       }
     }
   });
-  return LabelledBins{all.bins, all.positive};
+  return LabelledBins{total.bins, total.positive};
 }
 
 OrderedPairs ordered_pairs(std::span<const std::int64_t> positive, std::span<const std::int64_t> negative) {
@@ -322,7 +327,7 @@ OrderedPairs ordered_pairs(std::span<const std::int64_t> positive, std::span<con
     pairs.tied += positive[i] * negative[i];
     below += negative[i];
   }
-  pairs.all = positives * below;
+  pairs.count = positives * below;
   return pairs;
 }
 

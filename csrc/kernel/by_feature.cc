@@ -1,15 +1,17 @@
-// The examples are cut into ranges whose states stay in a core's cache; within a range the entries are sorted by key,
-// then by example. Each call goes through all ranges, so that threads share no example, and adds up what the ranges
-// give in their order: the bits depend on the data and the order of the calls, not on the number of threads.
+// The examples are cut into ranges whose states stay in a core's cache; within a range the entries are sorted
+// by key, then by example. Each call goes through all ranges, so that threads share no example, and adds up
+// what the ranges give in their order: the bits depend on the data and the order of the calls, not on the
+// number of threads.
 //
-//   range r   entries base(r) to base(r + 1); those of key k are base(r) + starts[r][k] to base(r) + starts[r][k + 1]
+//   range r   entries base(r) to base(r + 1); those of key k are base(r) + starts[r][k] to base(r) +
+//             starts[r][k + 1]
 //
-// Margins and slopes follow the weights late: what `add` has been told is done range by range by the call after it,
-// which then finds the state of the range in the cache. Slopes are computed for the examples that have changed, or
-// for the whole range where these are many: 1 / (1 + e^-z) with e^x by a polynomial, without branches. They are
-// float32: of weight 1 and margin a, each is within 1e-7 of the exact one, and within a relative 1.2e-7 + 6e-8 |a|.
-// The entries of a key in a range are few, so those of the keys that come next are prefetched, and so is the state of
-// a range that has many of them.
+// Margins and slopes follow the weights late: what `add` has been told is done range by range by the call
+// after it, which then finds the state of the range in the cache. Slopes are computed for the examples that
+// have changed, or for the whole range where these are many: 1 / (1 + e^-z) with e^x by a polynomial, without
+// branches. They are float32: of weight 1 and margin a, each is within 1e-7 of the exact one, and within a
+// relative 1.2e-7 + 6e-8 |a|. The entries of a key in a range are few, so those of the keys that come next
+// are prefetched, and so is the state of a range that has many of them.
 
 #include "kernel/by_feature.h"
 
@@ -38,8 +40,8 @@ constexpr std::size_t kEntriesPerStart = 2;  // at least, so that the starts tak
 constexpr std::size_t kChunk = 256;          // examples whose slopes are computed at a time
 constexpr std::size_t kStartsAhead = 24;     // keys whose starts are prefetched
 constexpr std::size_t kEntriesAhead = 12;    // keys whose first entries are prefetched; entries, in the sort
-// With one changed margin for so many examples of a range, computing all its slopes takes less than finding those that changed,
-// and most of the lines of its state are read.
+// With one changed margin for so many examples of a range, computing all its slopes takes less than finding
+// those that changed, and most of the lines of its state are read.
 constexpr std::size_t kSparse = 8;
 
 // The fewest ranges that are as small as wanted, unless their starts would take more memory than the entries.
@@ -49,8 +51,8 @@ std::size_t ranges_for(std::size_t examples, std::size_t entries, std::size_t ke
   return std::max<std::size_t>(1, std::min({wanted, affordable, kMostRanges}));
 }
 
-// e^x for |x| <= 87, within a relative 2e-7: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series up to r^7; then n is added to
-// the exponent. (Cody and Waite, Software Manual for the Elementary Functions, 1980.)
+// e^x for |x| <= 87, within a relative 2e-7: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its series up to r^7;
+// then n is added to the exponent. (Cody and Waite, Software Manual for the Elementary Functions, 1980.)
 SHOAL_INLINE float exponential(float x) noexcept {
   constexpr float kShift = 0x1.8p23F;  // the sum's low bits are the integer
   constexpr float kLn2High = 0x1.62e4p-1F;
@@ -70,8 +72,8 @@ SHOAL_INLINE float exponential(float x) noexcept {
                               (std::bit_cast<std::uint32_t>(shifted) << 23U));
 }
 
-// 1 / (1 + e^-a) for label 0, -1 / (1 + e^a) for label 1, times the weight where there are weights. The sign of a slope before
-// gives the label.
+// 1 / (1 + e^-a) for label 0, -1 / (1 + e^a) for label 1, times the weight where there are weights. The sign
+// of a slope before gives the label.
 SHOAL_CLONES void slopes_of(std::size_t size, const double* margins, const float* weights,
                             float* slopes) noexcept {
   constexpr std::uint32_t kSign = 0x80000000U;
@@ -197,7 +199,8 @@ void ExamplesByFeature::each_key(const Item* entries, std::size_t range, std::sp
   }
 }
 
-// A counting sort: starts[k + 1] is the number of entries of k, then where they begin, and in the end where they end.
+// A counting sort: starts[k + 1] is the number of entries of k, then where they begin, and in the end where
+// they end.
 template <class Item>
 void ExamplesByFeature::fill(const Examples& examples, std::size_t range, Item* to) noexcept {
   const std::size_t begin = partition_.begin(range);
@@ -356,16 +359,17 @@ void ExamplesByFeature::gradient(std::span<const std::uint32_t> keys, std::span<
   moved_count_ = 0;
 }
 
-void ExamplesByFeature::bounds(Keys own, std::span<const Keys> near, std::span<float> out, ThreadPool& pool) {
+void ExamplesByFeature::bounds(Keys keys, std::span<const Keys> near, std::span<float> out,
+                               ThreadPool& pool) {
   constexpr double kSlope = 0.25;  // the greatest of the logistic function
   const auto check = [&](Keys run) {
     SHOAL_CHECK(run.first <= run.second && run.second <= keys_,
                 "there are " + std::to_string(keys_) + " unique keys: there is no run from " +
                     std::to_string(run.first) + " to " + std::to_string(run.second));
   };
-  check(own);
+  check(keys);
   std::for_each(near.begin(), near.end(), check);
-  SHOAL_CHECK(out.size() == own.second - own.first,
+  SHOAL_CHECK(out.size() == keys.second - keys.first,
               "there must be one bound for each key, got " + std::to_string(out.size()));
   if (near_.size() != size_) {
     near_ = Buffer<double>(size_);
@@ -383,7 +387,7 @@ void ExamplesByFeature::bounds(Keys own, std::span<const Keys> near, std::span<f
     add_up(out, pool, [&](std::size_t r, double* partials) {
       const std::uint32_t* const starts = starts_.data() + r * (keys_ + 1);
       each_near(r, [&](std::size_t i, double size) { near_[i] += size; });
-      for (std::size_t k = own.first; k < own.second; ++k) {
+      for (std::size_t k = keys.first; k < keys.second; ++k) {
         double sum = 0.0;
         std::for_each(entries + bases_[r] + starts[k], entries + bases_[r] + starts[k + 1],
                       [&](const auto& entry) {
@@ -391,7 +395,7 @@ void ExamplesByFeature::bounds(Keys own, std::span<const Keys> near, std::span<f
                         const double weight = weights == nullptr ? 1.0 : static_cast<double>(weights[i]);
                         sum += kSlope * weight * std::abs(value_of(entry)) * near_[i];
                       });
-        partials[k - own.first] = sum;
+        partials[k - keys.first] = sum;
       }
       each_near(r, [&](std::size_t i, double /*size*/) { near_[i] = 0.0; });
     });

@@ -1,18 +1,16 @@
-// ExamplesByFeature: the examples of a logistic regression sorted by feature (CSC), for solvers that change a few
-// weights at a time. Keeps the margins up to date, and computes the gradient of some keys and a bound of their
-// curvature. by_feature.cc has the order of the work.
+// ExamplesByFeature: the examples of a logistic regression sorted by feature (CSC), for solvers that change a
+// few weights at a time. Keeps the margins up to date, and computes gradients and bounds of their curvature.
 //
 //   add       margin of i += delta of k x value of (k, i)       for each entry of the changed keys k
 //   gradient  g_k = sum over the entries of k of slope x value; slope as in kernel/logistic.h
-//   bounds    u_k = sum over the entries of k of 1/4 weight |value| near, near = sum of |value| over entries of near
-//             keys
+//   bounds    u_k = sum over k's entries of 1/4 weight |value| near, near = sum of |value| of near keys
 //
 // Invariants
-//   I1  margins are X w in float64, w the sum of all deltas but those of the last `add`; rounded at each addition.
-//   I2  slopes are those of the margins; their signs are those of the labels.
+//   I1  Margins are X w in float64, w the sum of all deltas but the last `add`'s, rounded at each addition.
+//   I2  Slopes are those of the margins; their signs are those of the labels.
 //
-// Threads: one caller at a time; the pool shares the ranges. Memory: 8 bytes an entry, 4 without values; 12 an
-// example, 16 with weights; 4 a key and range.
+// Threads: one caller at a time; the pool shares the ranges. Memory: 8 bytes an entry, 4 without values; 12
+// an example, 16 with weights; 4 a key and range.
 
 #pragma once
 
@@ -31,8 +29,8 @@ class ExamplesByFeature {
  public:
   using Keys = std::pair<std::size_t, std::size_t>;  // of the unique keys: from, to
 
-  // `keys` is the number of unique keys. Labels are 0 or 1; weights are finite and not negative, or empty: each is 1. All
-  // weights of the model are 0.
+  // `keys` is the number of unique keys. Labels are 0 or 1; weights are finite and not negative, or empty:
+  // each is 1. All weights of the model are 0.
   ExamplesByFeature(const Examples& examples, std::size_t keys, std::span<const float> labels,
                     std::span<const float> weights, ThreadPool& pool);
 
@@ -40,14 +38,15 @@ class ExamplesByFeature {
   std::size_t keys() const noexcept { return keys_; }
   void margins(std::span<double> out, ThreadPool& pool);
 
-  // Adds to the weights of `keys`, which ascend strictly. The next call of gradient(), margins() or add() does the work.
+  // Adds to the weights of `keys`, which ascend strictly. The next call of gradient(), margins() or add()
+  // does the work.
   void add(std::span<const std::uint32_t> keys, std::span<const double> deltas, ThreadPool& pool);
 
   // The gradient of each of `keys`.
   void gradient(std::span<const std::uint32_t> keys, std::span<float> out, ThreadPool& pool);
 
   // The bound of each key of `own`, which are those of `out`, over the keys of `near`, which do not overlap.
-  void bounds(Keys own, std::span<const Keys> near, std::span<float> out, ThreadPool& pool);
+  void bounds(Keys keys, std::span<const Keys> near, std::span<float> out, ThreadPool& pool);
 
  private:
   struct Entry {
@@ -58,7 +57,8 @@ class ExamplesByFeature {
   std::size_t ranges() const noexcept { return partition_.parts; }
   template <class Work>  // calls work(entries), of type Entry, or of type std::uint32_t if each value is 1
   void with_entries(const Work& work);
-  // Prefetches the numbers of a range's examples if the entries of the keys, and of those between them, are many.
+  // Prefetches the numbers of a range's examples if the entries of the keys, and of those between them, are
+  // many.
   template <class Number>
   void prefetch_state(const Number* numbers, std::size_t range,
                       std::span<const std::uint32_t> keys) const noexcept;

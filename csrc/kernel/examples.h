@@ -5,8 +5,8 @@
 //
 // A kernel calls check_examples() first; afterwards every index of the examples is in range.
 //
-// Threads: views of memory that does not change during a call. each_piece divides the examples among the threads of a pool,
-// each_run_of_keys the unique keys.
+// Threads: views of memory that does not change during a call. each_piece divides the examples among the
+// threads of a pool, each_run_of_keys the unique keys.
 
 #pragma once
 
@@ -22,7 +22,8 @@
 
 namespace shoal {
 
-// Example i has the entries from indptr[i] to indptr[i + 1]; entry e is the unique key columns[e], with values[e].
+// Example i has the entries from indptr[i] to indptr[i + 1]; entry e is the unique key columns[e], with
+// values[e].
 struct Examples {
   std::span<const std::int64_t> indptr;    // examples + 1: ascends from 0 to the number of entries
   std::span<const std::uint32_t> columns;  // one for each entry: a KeyBatch's inverse
@@ -34,8 +35,8 @@ struct Examples {
   std::size_t size() const noexcept { return indptr.empty() ? 0 : indptr.size() - 1; }
 };
 
-// The order and group_offsets of a KeyBatch: where each unique key occurs. Positions beyond the last entry, such as that of a
-// bias key appended to the batch's keys, are skipped.
+// The order and group_offsets of a KeyBatch: where each unique key occurs. Positions beyond the last entry,
+// such as that of a bias key appended to the batch's keys, are skipped.
 struct Occurrences {
   std::span<const std::uint32_t> order;
   std::span<const std::uint32_t> group_offsets;
@@ -48,7 +49,8 @@ struct KeyedRows {
   std::span<const float> values;
 };
 
-// Writes where each of some rows, one after the other, begins, and the end of the last one. Throws unless there are such rows.
+// Writes where each of some rows, one after the other, begins, and the end of the last one. Throws unless
+// there are such rows.
 void write_ends(const KeyedRows& matrix, std::span<const std::int64_t> rows, std::span<std::int64_t> indptr);
 // Writes their entries.
 void gather_rows(const KeyedRows& matrix, std::span<const std::int64_t> rows, std::span<std::uint64_t> keys,
@@ -66,8 +68,8 @@ inline std::size_t begin_of(const Examples& examples, std::size_t i) noexcept {
 
 inline constexpr std::size_t kMinEntries = 16384;  // entries of one number each per thread, at least
 
-// Calls work(begin, end) for ranges of examples, in as many parts as the number of entries justifies, at `numbers` numbers
-// each.
+// Calls work(begin, end) for ranges of examples, in as many parts as the number of entries justifies, at
+// `numbers` numbers each.
 template <class Work>
 void each_piece(const Examples& examples, ThreadPool& pool, const Work& work, std::size_t numbers = 1) {
   const Partition partition{
@@ -76,8 +78,8 @@ void each_piece(const Examples& examples, ThreadPool& pool, const Work& work, st
   pool.run(partition.parts, [&](std::size_t p) { work(partition.begin(p), partition.begin(p + 1)); });
 }
 
-// Calls work(begin, end) for ranges of keys with about as many entries each: the cost of a key is that of its entries. A key is
-// never divided.
+// Calls work(begin, end) for ranges of keys with about as many entries each: the cost of a key is that of its
+// entries. A key is never divided.
 template <class Work>
 void each_run_of_keys(Occurrences occurrences, std::size_t numbers, ThreadPool& pool, const Work& work) {
   const std::span<const std::uint32_t> order = occurrences.order;

@@ -82,7 +82,8 @@ struct GradientInput {
   std::size_t dim;
 };
 
-// The gradient of one key's factors v in the columns [left, left + width); its positions are `begin` to `end`.
+// The gradient of one key's factors v in the columns [left, left + width); its positions are `begin` to
+// `end`.
 template <std::size_t width>
 SHOAL_INLINE void add_up(const GradientInput& input, std::size_t begin, std::size_t end, std::size_t left,
                          const float* v, float* out) noexcept {

@@ -74,8 +74,8 @@ void Interactions::count(const FieldedRows& rows, std::span<std::int64_t> indptr
     };
     add(end - begin);
     for (const auto& [first, second] : pairs_) {
-      const std::uint64_t others = first == second ? std::max<std::uint64_t>(counts[first], 1) - 1 : 0;
-      add(first == second ? counts[first] * others / 2 : counts[first] * counts[second]);
+      const std::uint64_t neighbours = first == second ? std::max<std::uint64_t>(counts[first], 1) - 1 : 0;
+      add(first == second ? counts[first] * neighbours / 2 : counts[first] * counts[second]);
     }
     indptr[row + 1] = static_cast<std::int64_t>(total);
   }

@@ -2,10 +2,11 @@
 //
 //   row         a | b c | d          features of the fields 1 | 2 | 3, in any order, any number in each
 //   pairs       (1, 2), (3, 3)
-//   result      a b c d | a*b a*c    the original features, then those of each pair; (3, 3) pairs the features of one field
+//   result      a b c d | a*b a*c    the features, then each pair's; (3, 3) pairs the features of one field
 //
-// The key of a pair is interaction_key(first, second), in the order of the named fields; within one field the lesser key
-// is the first, so the order in the row does not matter. The value is the product, clamped to the range of float32.
+// The key of a pair is interaction_key(first, second), in the order of the named fields; within one field the
+// lesser key is the first, so the order in the row does not matter. The value is the product, clamped to the
+// range of float32.
 //
 // Threads: an Interactions is scratch memory of one caller at a time.
 
@@ -29,7 +30,8 @@ struct FieldedRows {
   std::span<const std::uint64_t> fields;
 };
 
-// A fixed 64-bit hash of two keys: that of the token of eight bytes `second` in the field `first` (docs/readers.md).
+// A fixed 64-bit hash of two keys: that of the token of eight bytes `second` in the field `first`
+// (docs/readers.md).
 constexpr std::uint64_t interaction_key(std::uint64_t first, std::uint64_t second) noexcept {
   constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15U;
   return mix(((mix(first) + 8 * kStep) ^ second) - kStep);
@@ -42,15 +44,15 @@ class Interactions {
   // Fields in pairs. Throws if their number is odd.
   explicit Interactions(std::span<const std::uint64_t> pairs);
 
-  // Writes the end of each row with its original and new features. Throws unless the arrays match, or if there would be more
-  // than kMax features.
+  // Writes the end of each row with its original and new features. Throws unless the arrays match, or if
+  // there would be more than kMax features.
   void count(const FieldedRows& rows, std::span<std::int64_t> indptr);
 
   // Writes the features of the rows of the last count. `values` is empty if they are not requested.
   void write(const FieldedRows& rows, std::span<std::uint64_t> keys, std::span<float> values);
 
-  // Writes the positions of the two features that each new feature of the last count is made of, in the order in which
-  // write() has the new ones.
+  // Writes the positions of the two features that each new feature of the last count is made of, in the order
+  // in which write() has the new ones.
   void write_parents(const FieldedRows& rows, std::span<std::uint64_t> first,
                      std::span<std::uint64_t> second);
 

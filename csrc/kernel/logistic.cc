@@ -197,13 +197,13 @@ double losses_of(std::span<const double> margins, std::span<const float> labels,
       double sum = 0.0;
       for (std::size_t i = begin; i < end; ++i) {
         const double a = margins[i];
-        const bool one = labels[i] == 1.0F;
+        const bool is_positive = labels[i] == 1.0F;
         const double weight = weights.empty() ? 1.0 : static_cast<double>(weights[i]);
         const Point at = point(a);
         // max(a, 0) - a y is |a| if the sign of a is wrong and 0 if it is right.
-        sum += weight * (std::max(one ? -a : a, 0.0) + at.tail);
+        sum += weight * (std::max(is_positive ? -a : a, 0.0) + at.tail);
         if (sloped) {
-          slopes[i] = weight * (one ? -at.q : at.p);
+          slopes[i] = weight * (is_positive ? -at.q : at.p);
         }
       }
       sums[b] = sum;
@@ -250,7 +250,8 @@ void gradient(const Examples& examples, std::span<const double> slopes, Occurren
     (ones ? scatter<true> : scatter<false>)(examples, slopes.data(), sums.data());
     std::transform(sums.begin(), sums.end(), out.begin(), [](double sum) { return static_cast<float>(sum); });
   } else if (const std::size_t length = ones ? common_length(examples) : 0; length > 1) {
-    // An entry / length by a multiplication, exact below 2^32 (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019).
+    // An entry / length by a multiplication, exact below 2^32 (Lemire, Kaser, Kurz: Faster remainder by
+    // direct computation, 2019).
     const std::uint64_t inverse = ~std::uint64_t{0} / length + 1;
     const auto share_of = [&slopes, inverse](std::uint32_t entry) { return slopes[scale(inverse, entry)]; };
     sum_shares(examples, slopes, occurrences, share_of, out, pool);

@@ -1,17 +1,13 @@
-// Logistic regression over one batch: margins, losses, gradient.
+// Logistic regression over one batch: margins, losses, gradient, from the weights of its unique keys.
 //
-// Model. The weights of the batch's unique keys are pulled once and stay fixed; the gradient has one number per unique key.
-//
-//   examples --weights--> margins a --labels--> losses and slopes dloss/da --examples--> gradient of each unique key
-//
-//   p = 1 / (1 + e^-a) for a >= 0, else e^a / (1 + e^a)
+//   p = 1 / (1 + e^-a) for a margin a >= 0, else e^a / (1 + e^a)
 //   loss = max(a, 0) - a y + log1p(e^-|a|)
-//   slope = p for y = 0, -1 / (1 + e^a) for y = 1, times the example's weight
+//   slope = dloss/da = p for y = 0, -1 / (1 + e^a) for y = 1, times the example's weight
 //   gradient of key k = sum over examples of slope x value (a sum, not a mean)
 //
-// Arithmetic. Sums are float64. A margin adds an example's entries in four interleaved sums, a gradient adds a key's entries in
-// order of occurrence and is rounded once, and losses are added in blocks of kLossBlock examples. The data alone determine each
-// order, so the bits do not depend on the number of threads.
+// Arithmetic. Sums are float64. A margin adds an example's entries in four interleaved sums, a gradient adds
+// a key's entries in order of occurrence and is rounded once, and losses are added in blocks of kLossBlock
+// examples. The data alone determine each order, so the bits do not depend on the number of threads.
 //
 // Threads: no state; the pool shares the work.
 
@@ -33,11 +29,13 @@ inline constexpr std::size_t kLossBlock = 1024;
 void margins(const Examples& examples, std::span<const float> weights, std::span<double> out,
              ThreadPool& pool);
 
-// Throws unless there is a label, 0 or 1, for each example, and a finite weight that is not negative, or no weights.
+// Throws unless there is a label, 0 or 1, for each example, and a finite weight that is not negative, or no
+// weights.
 void check_labels(std::span<const float> labels, std::span<const float> weights, std::size_t examples);
 
-// Writes the losses of the examples, times their weights, and their slopes likewise; returns the sum of the losses. Labels are
-// 0 or 1. Example weights are finite and not negative, one for each example; empty: each is 1.
+// Writes the losses of the examples, times their weights, and their slopes likewise; returns the sum of the
+// losses. Labels are 0 or 1. Example weights are finite and not negative, one for each example; empty: each
+// is 1.
 double losses(std::span<const double> margins, std::span<const float> labels, std::span<const float> weights,
               std::span<double> slopes, ThreadPool& pool);
 

@@ -1,3 +1,19 @@
+// Each unique key has a row of dim floats; an example (examples.h) is a bag i, its entries e are keys with
+// values x_e; g_i is the gradient of the bag.
+//
+//          bag                     divisor D_i     gradient of row v     gradient of value x_e
+//   sum    (sum of x_e v_e) / D_i  1               sum of x_e g_i / D_i  <v_e, g_i>
+//   mean   as a sum                sum of x_e      as of a sum           <v_e - y_i, g_i> / D_i
+//   sqrtn  as a sum                root of the     as of a sum           <v_e - x_e / D_i y_i, g_i> / D_i
+//                                  sum of x_e^2
+//   max    greatest of x_e v_ed    -               sum of won x_e g_id   sum of won v_ed g_id
+//
+// The sums of a bag y_i are over its entries, those of a gradient over the entries of the row, *won* ones
+// over the (i, d) that these have won. These are TensorFlow's combiners: without values D_i is the number of
+// entries, or its root. A bag without entries gives zeros, and so does one whose divisor is 0, with gradients
+// of 0. Of equal products, as float32, the first wins, as in torch; a NaN wins if it is the first entry, and
+// a later one never wins.
+
 #include "kernel/pooling.h"
 
 #include <algorithm>
@@ -237,8 +253,8 @@ SHOAL_CLONES void add_won_keys(const GradientInput& input, std::size_t first, st
   add_keys<Contribution::kWon>(input, first, last, out);
 }
 
-// The gradients of the values in the bags from `first` to `last`: products <v_e, g_i> in float64 from front to back, of the
-// columns that e has won where there are winners.
+// The gradients of the values in the bags from `first` to `last`: products <v_e, g_i> in float64 from front
+// to back, of the columns that e has won where there are winners.
 void multiply(const Bags& bags, Pooling pooling, const float* grads, const std::uint32_t* winners,
               std::size_t first, std::size_t last, float* out) noexcept {
   for (std::size_t i = first; i < last; ++i) {

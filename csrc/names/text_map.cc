@@ -115,8 +115,8 @@ void TextMap::add(std::span<const std::uint64_t> keys, const Texts& texts, std::
 }
 
 std::span<const std::uint8_t> TextMap::text(std::size_t number) const noexcept {
-  const std::uint64_t begin = number == 0 ? 0 : ends_.all()[number - 1];
-  return text_.all().subspan(begin, ends_.all()[number] - begin);
+  const std::uint64_t begin = number == 0 ? 0 : ends_.values()[number - 1];
+  return text_.values().subspan(begin, ends_.values()[number] - begin);
 }
 
 std::optional<std::span<const std::uint8_t>> TextMap::find(std::uint64_t key) const noexcept {
@@ -162,15 +162,15 @@ TextMap::Sorted TextMap::sorted() const {
     order.emplace_back(key, static_cast<std::uint32_t>(order.size()));
   }
   std::ranges::sort(order);
-  Sorted all;
-  all.keys.reserve(size());
-  all.texts.ends.reserve(size());
-  all.texts.bytes.reserve(text_.size());
+  Sorted pairs;
+  pairs.keys.reserve(size());
+  pairs.texts.ends.reserve(size());
+  pairs.texts.bytes.reserve(text_.size());
   for (const auto& [key, number] : order) {
-    all.keys.push_back(key);
-    all.texts.append(std::as_bytes(text(number)));
+    pairs.keys.push_back(key);
+    pairs.texts.append(std::as_bytes(text(number)));
   }
-  return all;
+  return pairs;
 }
 
 }  // namespace shoal

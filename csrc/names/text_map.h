@@ -1,7 +1,7 @@
 // TextMap: short texts by key, such as the names of features. Texts are added and never changed.
 //
-// Layout. A text has a number, in the order of addition. Three columns by number, which grow in place; an index of
-// SlotTables has the number of each key.
+// Layout. A text has a number, in the order of addition. Three columns by number, which grow in place; an
+// index of SlotTables has the number of each key.
 //
 //   key --mix--> slot's table -> number n      keys[n], and the bytes text[ends[n - 1], ends[n])
 //
@@ -45,14 +45,14 @@ class TextMap {
 
   // The positions of the keys that have no text, ascending: a key that occurs twice is there twice.
   std::vector<std::uint32_t> missing(std::span<const std::uint64_t> keys);
-  // Gives each key its text, in order, until there are `most`; a key that has one keeps it. std::invalid_argument, and
-  // nothing is added, if the ends are not as many as the keys, fall, or exceed the bytes. std::bad_alloc: the first ones
-  // are added.
+  // Gives each key its text, in order, until there are `most`; a key that has one keeps it.
+  // std::invalid_argument, and nothing is added, if the ends are not as many as the keys, fall, or exceed the
+  // bytes. std::bad_alloc: the first ones are added.
   void add(std::span<const std::uint64_t> keys, const Texts& texts, std::size_t most = kMost);
 
   std::optional<std::span<const std::uint8_t>> find(std::uint64_t key) const noexcept;
   // All keys, in the order of addition. Valid until the next add().
-  std::span<const std::uint64_t> keys() const noexcept { return keys_.all(); }
+  std::span<const std::uint64_t> keys() const noexcept { return keys_.values(); }
 
   struct OwnedTexts {
     std::vector<std::byte> bytes;
@@ -85,7 +85,7 @@ class TextMap {
    public:
     std::size_t size() const noexcept { return size_; }
     std::size_t bytes() const noexcept { return size_ * sizeof(T); }
-    std::span<const T> all() const noexcept { return {reinterpret_cast<const T*>(region_.data()), size_}; }
+    std::span<const T> values() const noexcept { return {reinterpret_cast<const T*>(region_.data()), size_}; }
     void reserve(std::size_t more) {
       if (const std::size_t needed = (size_ + more) * sizeof(T); needed > region_.bytes()) {
         region_.resize(Region::rounded(needed + needed / 2));

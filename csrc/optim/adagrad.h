@@ -2,7 +2,8 @@
 //
 //   n += g^2;   w -= lr * g / (sqrt(n) + eps)             L2 weight decay as in torch: g += weight_decay * w
 //
-// n is an accumulator: it is rounded stochastically (base/noise.h), or it would stop growing at 2^22 for |g| = 0.5.
+// n is an accumulator: it is rounded stochastically (base/noise.h), or it would stop growing at 2^22 for |g|
+// = 0.5.
 
 #pragma once
 

@@ -3,9 +3,9 @@
 //   m += (1 - b1) * (g - m);   v += (1 - b2) * (g^2 - v)
 //   w -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)
 //
-// t is the table's step number, which the push passes; with per_row_step it is the row's own step number, one more word.
-// Weight decay is L2 (g += weight_decay * w), or decoupled (Loshchilov, Hutter, ICLR'19: AdamW) on the touched rows:
-// w *= 1 - lr * weight_decay before the step.
+// t is the table's step number, which the push passes; with per_row_step it is the row's own step number, one
+// more word. Weight decay is L2 (g += weight_decay * w), or decoupled (Loshchilov, Hutter, ICLR'19: AdamW) on
+// the touched rows: w *= 1 - lr * weight_decay before the step.
 
 #pragma once
 

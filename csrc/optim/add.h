@@ -2,8 +2,9 @@
 //
 //   n += amount   modulo 2^64, in two's complement: neither order nor grouping of the additions matters
 //
-// An int64 takes two floats of the engine, lower half first, which are copied and never calculated with (base/int64_pairs.h). So
-// dim is even, no number is checked for being finite, and none is rounded. This is the only rule of such rows.
+// An int64 takes two floats of the engine, lower half first, which are copied and never calculated with
+// (base/int64_pairs.h). So dim is even, no number is checked for being finite, and none is rounded. This is
+// the only rule of such rows.
 
 #pragma once
 

@@ -1,12 +1,14 @@
 // Block: some rows of one table, one array per column: the input of the formulas.
 //
-//   element e of row r is at [r * dim + e] of every column; a table stores its rows differently (table/layout.h)
+//   element e of row r is at [r * dim + e] of every column; a table stores its rows differently
+//   (table/layout.h)
 //   columns[0]   the weights w, or z for the FTRL family, which derives w
 //   columns[k]   the rule's state, as named by its kColumns
 //   row_state    one number per row (RowWiseAdagrad's m, Adam's own t), null if the rule has none
 //
-// A rule steps every row of a block in place; the caller then accepts or discards each row as a whole. So formulas are plain
-// loops over arrays, without a branch per row, and a result that is not finite needs no rollback.
+// A rule steps every row of a block in place; the caller then accepts or discards each row as a whole. So
+// formulas are plain loops over arrays, without a branch per row, and a result that is not finite needs no
+// rollback.
 
 #pragma once
 

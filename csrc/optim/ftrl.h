@@ -1,11 +1,12 @@
 // FTRL-Proximal (McMahan et al., "Ad click prediction: a view from the trenches", KDD'13, Algorithm 1).
 //
 //   weight(z, n) = +0 if |z| <= l1, else -(z - sgn(z) * l1) / ((beta + sqrt(n)) / alpha + l2)
-//   step(g):  w = weight(z, n);  n' = n + g^2;  sigma = (n' - n) / (alpha * (sqrt(n') + sqrt(n)));  z += g - sigma * w
+//   step(g):  w = weight(z, n);  n' = n + g^2;  sigma = (n' - n) / (alpha * (sqrt(n') + sqrt(n)));  z += g -
+//             sigma * w
 //
-// A row is (z, n) per weight: w is derived when it is read, because a square root is cheaper than a cache miss. So a new alpha
-// or l1 changes all weights at once. Both are accumulators and rounded stochastically; sigma uses n' as stored, so that its sum
-// stays sqrt(n) / alpha regardless of how n was rounded.
+// A row is (z, n) per weight: w is derived when it is read, because a square root is cheaper than a cache
+// miss. So a new alpha or l1 changes all weights at once. Both are accumulators and rounded stochastically;
+// sigma uses n' as stored, so that its sum stays sqrt(n) / alpha regardless of how n was rounded.
 
 #pragma once
 

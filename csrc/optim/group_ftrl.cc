@@ -47,7 +47,8 @@ SHOAL_CLONES std::size_t steps_in_place(const InPlace& rows, const GroupFtrl& ru
   return in_place::step<2>(rows, RowRule{rule});
 }
 
-// 1 + t / |pull|, the inverse of share_left: s = pull * raise gives the weights w of the row that begins at `first`.
+// 1 + t / |pull|, the inverse of share_left: s = pull * raise gives the weights w of the row that begins at
+// `first`.
 float raise_of(const GroupFtrl& rule, const Block& block, std::size_t first, const float* w) noexcept {
   double squares = 0;
   for (std::size_t e = first; e < first + block.dim; ++e) {

@@ -1,5 +1,5 @@
-// GroupFTRL: FTRL-Proximal with a sparse group lasso over the row (Yue et al., "Adaptive optimizers with sparse group
-// lasso for neural networks in CTR prediction", ECML-PKDD'21):
+// GroupFTRL: FTRL-Proximal with a sparse group lasso over the row (Yue et al., "Adaptive optimizers with
+// sparse group lasso for neural networks in CTR prediction", ECML-PKDD'21):
 //
 //   s = clip(z, -l1, l1) - z;   t = l21 * sqrt(dim)
 //   the row is 0 if |s| <= t, else w = s * (1 - t / |s|) / ((beta + sqrt(n)) / alpha + l2)

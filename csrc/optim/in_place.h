@@ -4,10 +4,10 @@
 //               element e of column k at rows[r][k * dim + e]
 //   gradient    grads[r * dim + e]; noise is made from the row's hash (base/noise.h)
 //
-// Why. A Block (optim/block.h) copies each column in and out, and makes passes over all of it for the noise, the zeros and the
-// numbers that are not finite. Here a row's new numbers are computed in scratch memory, in registers if dim is one of the usual
-// ones, and overwrite the row once all of them are known to be finite. The same formula serves both: a rule's element is one
-// function, so the bits are the same.
+// Why. A Block (optim/block.h) copies each column in and out, and makes passes over all of it for the noise,
+// the zeros and the numbers that are not finite. Here a row's new numbers are computed in scratch memory, in
+// registers if dim is one of the usual ones, and overwrite the row once all of them are known to be finite.
+// The same formula serves both: a rule's element is one function, so the bits are the same.
 //
 //   a row whose gradient is all zero keeps every bit
 //   a row whose gradient or whose new numbers are not all finite keeps every bit, and is counted
@@ -32,7 +32,8 @@
 namespace shoal {
 
 struct InPlace {
-  // Below it a loop over a row is too short for wide instructions, while a loop over a column of a Block is long enough.
+  // Below it a loop over a row is too short for wide instructions, while a loop over a column of a Block is
+  // long enough.
   static constexpr std::size_t kMinDim = 8;
 
   std::span<std::byte* const> rows;
@@ -47,7 +48,8 @@ struct InPlace {
 
 namespace in_place {
 
-// Whether a gradient changes its row, and the largest of its numbers and the row's new ones, as bits without the sign.
+// Whether a gradient changes its row, and the largest of its numbers and the row's new ones, as bits,
+// unsigned.
 struct Sizes {
   std::uint32_t any = 0;
   std::uint32_t largest = 0;
@@ -122,8 +124,9 @@ struct Alike {
   }
 };
 
-// Steps all rows; returns the number of those that were not finite and stayed. rule(grads, row, dim, noise, state) reads a row,
-// updates its own number, and returns an element's step: element(g, noise, columns), with the element's numbers as an array.
+// Steps all rows; returns the number of those that were not finite and stayed. rule(grads, row, dim, noise,
+// state) reads a row, updates its own number, and returns an element's step: element(g, noise, columns), with
+// the element's numbers as an array.
 template <std::size_t kColumns, bool kState = false, class RowRule>
 SHOAL_INLINE std::size_t step(const InPlace& input, const RowRule& rule) noexcept {
   return with_dim<8, 16, 32, 64>(

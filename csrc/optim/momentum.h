@@ -1,4 +1,5 @@
-// Momentum (Polyak; Nesterov's form as in Sutskever et al., ICML'13), v and lr kept apart as in torch (dampening 0):
+// Momentum (Polyak; Nesterov's form as in Sutskever et al., ICML'13), v and lr kept apart as in torch
+// (dampening 0):
 //
 //   v = mu * v + g;   w -= lr * v        or, nesterov,   w -= lr * (g + mu * v)
 //

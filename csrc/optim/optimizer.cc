@@ -65,11 +65,11 @@ Rule make_rule(std::string_view name, std::map<std::string, double> values) {
 
 std::vector<std::string> columns_of(const Rule& rule) {
   return std::visit(
-      []<class One>(const One& one) -> std::vector<std::string> {
+      []<class One>(const One& chosen) -> std::vector<std::string> {
         if constexpr (requires { One::kColumns; }) {
           return {One::kColumns.begin(), One::kColumns.end()};
         } else {
-          return one.columns();
+          return chosen.columns();
         }
       },
       rule);

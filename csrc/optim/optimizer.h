@@ -1,17 +1,18 @@
 // Optimizer: one of the rules, chosen by name, preceded by clipping.
 //
 // A rule is a struct of float32 constants, formed from float64 hyper-parameters and rounded once, with
-//   kName, kColumns          its name and the names of its columns; columns[0] is w unless kDerivesWeights. UserRule has
-//                            columns() instead
-//   row_state()              the name of its number per row, or none
-//   start(block)             columns[0] holds initial weights; makes them initial rows
-//   step(block)              one step of every row
-//   step(rows)               the same for wide rows where they are stored; not in a rule of pairs (optim/in_place.h)
-//   kAddsUp                  if present, a row's numbers are sums over its steps: what steps have changed in copies of a row, which began
-//                            from the same numbers, may be added to it. State must then not be negative
-//   kPairs                   if present, a row has two elements, of which only the first is a weight
-//   read, write, move        convert weights from and to columns, only with kDerivesWeights
-// std::visit is called once per batch; loops over rows contain no dispatch.
+//   kName, kColumns    its names; columns[0] is w unless kDerivesWeights. UserRule has columns() instead
+//   row_state()        the name of its number per row, or none
+//   start(block)       columns[0] holds initial weights; makes them initial rows
+//   step(block)        one step of every row
+//   step(rows)         the same for wide rows where they are stored; not in a rule of pairs
+//                      (optim/in_place.h)
+//   kAddsUp            if present, a row's numbers are sums over its steps: what steps have changed in copies
+//                      of a row may be added to it. State must then not be negative
+//   kPairs             if present, a row has two elements, of which only the first is a weight
+//   read, write, move  convert weights from and to columns, only with kDerivesWeights
+//
+// Threads: immutable. std::visit is called once per batch; loops over rows contain no dispatch.
 
 #pragma once
 
@@ -41,8 +42,8 @@ namespace shoal {
 using Rule =
     std::variant<Sgd, Momentum, Adagrad, RowWiseAdagrad, Ftrl, GroupFtrl, Adam, Proximal, UserRule, Add>;
 
-// Rules whose learning rate can follow a schedule. The weights of FTRL are derived from alpha, so another alpha would change
-// all of them at once.
+// Rules whose learning rate can follow a schedule. The weights of FTRL are derived from alpha, so another
+// alpha would change all of them at once.
 template <class One>
 concept Scheduled = requires(One rule) { rule.lr; } && !requires { One::kPairs; };
 
@@ -57,8 +58,9 @@ One slowed(One rule, [[maybe_unused]] double part) noexcept {
 
 class Optimizer {
  public:
-  // std::invalid_argument, which names the parameter: unknown names; unknown, missing or invalid parameters. clip_value and
-  // clip_norm are optional parameters of every rule; those of a schedule are optional parameters of rules with a learning rate.
+  // std::invalid_argument, which names the parameter: unknown names; unknown, missing or invalid parameters.
+  // clip_value and clip_norm are optional parameters of every rule; those of a schedule are optional
+  // parameters of rules with a learning rate.
   Optimizer(std::string_view name, std::map<std::string, double> params);
 
   // As it was constructed.
@@ -72,8 +74,8 @@ class Optimizer {
   std::span<const std::string> columns() const noexcept { return columns_; }
   bool derives_weights() const noexcept;
   std::string_view row_state() const noexcept;
-  // Whether steps may be made in copies of a row, and what they have changed added to it: the rule's numbers are sums, and its
-  // learning rate does not change.
+  // Whether steps may be made in copies of a row, and what they have changed added to it: the rule's numbers
+  // are sums, and its learning rate does not change.
   bool adds_up() const noexcept;
   // Whether it has a learning rate that may change between two steps.
   bool has_rate() const noexcept;

@@ -1,12 +1,13 @@
-// Proximal: one step of (diagonally scaled) proximal gradient for an L1 penalty (Li et al., OSDI'14, section 5.1, whose
-// Algorithm 3 misprints the operator). A row is a pair, and so is its gradient:
+// Proximal: one step of (diagonally scaled) proximal gradient for an L1 penalty (Li et al., OSDI'14, section
+// 5.1, whose Algorithm 3 misprints the operator). A row is a pair, and so is its gradient:
 //
-//   row (w, g of its last step)      pushed (g, u): the gradient, and a bound u of the curvature; workers' pairs are added
+//   row (w, g of its last step)      pushed (g, u): the gradient, and a bound u of the curvature; workers'
+//                                    pairs are added
 //
 //   v = w - lr * g / u;   w = sgn(v) * max(|v| - lr * l1 / u, 0);   u <= 0: the row stays
 //
-// In float64, rounded once. The gradient is stored so that a worker that pulls w can decide whether to skip the key: if w = 0
-// and |g| is well below l1, the next step would leave it at 0 (the KKT filter).
+// In float64, rounded once. The gradient is stored so that a worker that pulls w can decide whether to skip
+// the key: if w = 0 and |g| is well below l1, the next step would leave it at 0 (the KKT filter).
 
 #pragma once
 

@@ -57,19 +57,19 @@ SHOAL_CLONES inline void mark_finite(const float* x, std::size_t rows, std::size
     return;
   }
   // Nearly always all rows are finite; one flat loop establishes that much faster than a loop per row.
-  std::uint32_t all = 1;
+  std::uint32_t are_finite = 1;
   for (std::size_t i = 0; i < rows * dim; ++i) {
-    all &= is_finite(x[i]);
+    are_finite &= is_finite(x[i]);
   }
-  if (all != 0) {
+  if (are_finite != 0) {
     return;
   }
   for (std::size_t r = 0; r < rows; ++r) {
-    all = 1;
+    are_finite = 1;
     for (std::size_t e = 0; e < dim; ++e) {
-      all &= is_finite(x[r * dim + e]);
+      are_finite &= is_finite(x[r * dim + e]);
     }
-    finite[r] &= all;
+    finite[r] &= are_finite;
   }
 }
 

@@ -9,8 +9,8 @@ namespace shoal {
 
 namespace {
 
-// The sum of squares in eight interleaved partial sums, added in a fixed order: vector registers do this, and any other machine
-// can reproduce it bit for bit.
+// The sum of squares in eight interleaved partial sums, added in a fixed order: vector registers do this, and
+// any other machine can reproduce it bit for bit.
 SHOAL_INLINE double mean_square(std::size_t dim, float decay, const float* g, const float* w) noexcept {
   constexpr std::size_t kParts = 8;
   std::array<double, kParts> parts{};

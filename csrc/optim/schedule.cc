@@ -19,18 +19,18 @@ constexpr std::uint64_t kMaxClocks = std::uint64_t{1} << 32U;  // a clock has 32
 
 Schedule Schedule::take(std::map<std::string, double>& params) {
   Schedule made;
-  std::map<std::string, double> mine;
+  std::map<std::string, double> schedule_params;
   for (auto each = params.begin(); each != params.end();) {
     if (each->first.starts_with(kName)) {
-      mine.insert(params.extract(each++));
+      schedule_params.insert(params.extract(each++));
     } else {
       ++each;
     }
   }
-  if (mine.empty()) {
+  if (schedule_params.empty()) {
     return made;
   }
-  Params parameters(std::string(kName), std::move(mine));
+  Params parameters(std::string(kName), std::move(schedule_params));
   made.kind_ =
       static_cast<Kind>(parameters.whole("schedule", 1, static_cast<std::uint64_t>(Kind::kInverseRoot)));
   made.warmup_ = static_cast<double>(parameters.whole("schedule_warmup", 0, kMaxClocks));

@@ -1,14 +1,14 @@
 // Schedule: the factor of the learning rate at each clock of a table.
 //
-//   c < warmup    (c + 1) / warmup                                        linear to 1; below, c counts from the end of it
+//   c < warmup    (c + 1) / warmup                 linear to 1; below, c counts from its end
 //   constant      1
 //   steps         factor ^ floor(c / clocks)
 //   linear        1 - (1 - floor) * min(c, clocks) / clocks
-//   cosine        floor + (1 - floor) * (1 + cos(pi * min(c, clocks) / clocks)) / 2   (Loshchilov, Hutter, ICLR'17)
+//   cosine        floor + (1 - floor) * (1 + cos(pi * min(c, clocks) / clocks)) / 2   (SGDR, ICLR'17)
 //   inverse root  1 / sqrt(1 + c / clocks)
 //
-// In float64, rounded once to float32. A function of the clock alone: all servers that apply a clock's pushes use the same rate
-// without communication, and a loaded table continues with it.
+// In float64, rounded once to float32. A function of the clock alone: all servers that apply a clock's pushes
+// use the same rate without communication, and a loaded table continues with it.
 //
 // Threads: immutable.
 
@@ -25,8 +25,9 @@ class Schedule {
   enum class Kind : std::uint8_t { kNone, kConstant, kSteps, kLinear, kCosine, kInverseRoot };
 
   Schedule() = default;
-  // Takes its parameters out of an optimizer's: schedule (the number of a kind; without it there is no schedule),
-  // schedule_warmup, schedule_clocks, schedule_factor or schedule_floor. Invalid ones: std::invalid_argument.
+  // Takes its parameters out of an optimizer's: schedule (the number of a kind; without it there is no
+  // schedule), schedule_warmup, schedule_clocks, schedule_factor or schedule_floor. Invalid ones:
+  // std::invalid_argument.
   static Schedule take(std::map<std::string, double>& params);
 
   bool active() const noexcept { return kind_ != Kind::kNone; }

@@ -40,9 +40,9 @@ UserRule::UserRule(Params& given) : params(given.left()), row_steps(given.flag("
 }
 
 std::vector<std::string> UserRule::columns() const {
-  std::vector<std::string> all{"w"};
-  all.insert(all.end(), names.begin(), names.begin() + static_cast<std::ptrdiff_t>(states));
-  return all;
+  std::vector<std::string> columns{"w"};
+  columns.insert(columns.end(), names.begin(), names.begin() + static_cast<std::ptrdiff_t>(states));
+  return columns;
 }
 
 void UserRule::start(const Block& block) const noexcept {

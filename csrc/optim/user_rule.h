@@ -1,17 +1,16 @@
-// UserRule: a rule whose step is a function that the embedding program supplies, such as a method of a Python class.
+// UserRule: a rule whose step is a function of the embedding program, such as a method of a Python class.
 //
 //   params   "class.PATH"    version of the class, for the function
 //            "param.NAME"    hyper-parameters, for the function
 //            "row_steps"     1: rows count their own steps; 0: `steps` is the table's step number
 //            "stateK.NAME"   initial value of state column K, from 0 without gaps, and its name
 //
-// The engine knows rows, state and what is done with results; the function knows the formula. There is one function for all
-// user's rules of the process: a rule passes its parameters to it. It is set once, before the first step.
+// The engine knows rows, state and what is done with results; the function, one for all user's rules of the
+// process, knows the formula. It is set once, before the first step. Each call steps rows in place: any rows
+// of a table, in any number of calls, so a formula must treat each row by itself. Unlike other rules it may
+// throw. Columns 1, 2, ... are equally far apart.
 //
-// Each call steps rows in place, as a rule does with a Block: any rows of a table, in any number of calls, so a formula must
-// treat each row by itself. Unlike other rules it may throw. Columns 1, 2, ... are equally far apart.
-//
-// Threads: several may call the function at the same time. While it runs, is_stepping() is true in its thread.
+// Threads: several may call the function at once. While it runs, is_stepping() is true in its thread.
 
 #pragma once
 

@@ -147,10 +147,10 @@ void AdmissionFilter::restore(Slots cut, Slot slot, std::span<const std::byte> b
   std::memcpy(numbers.data(), bytes.data() + n * sizeof(std::uint64_t), 2 * n * sizeof(std::uint32_t));
   SHOAL_CHECK(std::adjacent_find(hashes.begin(), hashes.end(), std::greater_equal<>()) == hashes.end(),
               "the hashes of waiting keys must ascend");
-  const auto mine = [&](std::uint64_t hash) { return admission_->slots().of(hash) == slot_; };
-  make_room(static_cast<std::size_t>(std::ranges::count_if(hashes, mine)));
+  const auto is_in_slot = [&](std::uint64_t hash) { return admission_->slots().of(hash) == slot_; };
+  make_room(static_cast<std::size_t>(std::ranges::count_if(hashes, is_in_slot)));
   for (std::size_t i = 0; i < n; ++i) {
-    if (mine(hashes[i]) && counter_) {
+    if (is_in_slot(hashes[i]) && counter_) {
       counter_->restore(hashes[i], numbers[i], numbers[n + i]);
     }
   }
@@ -169,7 +169,7 @@ void AdmissionFilter::restore_all(ByteReader& in) {
   }
 }
 
-// --- for a save -------------------------------------------------------------------------------------------------
+// --- for a save --------------------------------------------------------------------------------------------
 
 void AdmissionFilter::mark(const Layout& numbers) {
   changes_ = std::make_unique<AdmissionSnapshot::Changes>(numbers, slot_);

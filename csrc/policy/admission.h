@@ -1,19 +1,15 @@
-// AdmissionFilter: decides which keys of one slot get a row, and keeps the state of keys that wait for one. The rules
-// are in policy/lifecycle.h.
+// AdmissionFilter: decides which keys of one slot get a row, and keeps the state of keys that wait for one.
+// The rules are in policy/lifecycle.h.
 //
-//   AdmissionConfig     what the filters of a table's slots share: the rule, layouts and sizes
-//   AdmissionFilter     of one slot: no state, an OccurrenceCounter or a Bloom filter
-//   AdmissionSnapshot   the state of a filter at the moment a save began
+//   AdmissionConfig    what the filters of a table's slots share: the rule, layouts and sizes
+//   AdmissionFilter    of one slot: no state, an OccurrenceCounter or a Bloom filter
+//   AdmissionSnapshot  the state of a filter at the moment a save began
 //
-// Keys are processed one after the other in hash order, however a batch is divided, so results do not depend on
-// threads. make_room() comes first; it may run out of memory and then changes nothing. ask() allocates nothing.
-//
-// Saving. From mark() on, keep() must be called before keys are asked about or forgotten; it logs their previous
-// state. The save later calls copy_to() under the slot's lock, and release() ends the logging. AdmissionSnapshot then
-// combines the copy and the log without the lock.
-//
-// Random admission uses no state: the j-th occurrence of a key in the table's push number `step` is decided by a hash
-// of (seed, step, hash, j).
+// Keys are processed one after the other in hash order, however a batch is divided, so results do not depend
+// on threads. make_room() comes first: it may run out of memory and then changes nothing; ask() allocates
+// nothing. From mark() on, keep() logs the previous state of keys before they are asked about or forgotten,
+// for copy_to(). The j-th occurrence of a key in push number `step` is admitted at random by a hash of (seed,
+// step, hash, j).
 //
 // Threads: not synchronized; the slot's owner locks. AdmissionConfig is immutable.
 
@@ -104,8 +100,8 @@ class AdmissionFilter {
   std::size_t waiting() const noexcept { return counter_ ? counter_->size() : 0; }
   std::size_t bytes() const noexcept;
 
-  // Makes room for `more` new keys. A Bloom filter always allocates its fixed size. An exact counter stays within
-  // `bytes` in total, and discards keys if that is not enough.
+  // Makes room for `more` new keys. A Bloom filter always allocates its fixed size. An exact counter stays
+  // within `bytes` in total, and discards keys if that is not enough.
   void make_room(std::size_t more, std::size_t bytes = kAny);
   // Least value of bytes() after make_room().
   std::size_t least_bytes() const noexcept;
@@ -119,13 +115,14 @@ class AdmissionFilter {
   std::size_t sweep(std::uint32_t clock);
   void clear() noexcept;
 
-  // save() writes the state, or nothing if there is none. restore() reads the state of a slot of any number of slots
-  // and keeps the part that belongs to this slot. Throws std::invalid_argument, with nothing changed, if no filter of
-  // this table can have written the bytes.
+  // save() writes the state, or nothing if there is none. restore() reads the state of a slot of any number
+  // of slots and keeps the part that belongs to this slot. Throws std::invalid_argument, with nothing
+  // changed, if no filter of this table can have written the bytes.
   void save(std::vector<std::byte>& bytes) const;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes);
 
-  // Into a new filter, what AdmissionSnapshot::save_all() has written: both are equal afterwards, and decide alike.
+  // Into a new filter, what AdmissionSnapshot::save_all() has written: both are equal afterwards, and decide
+  // alike.
   void restore_all(ByteReader& in);
 
   // For a save, see above. `numbers` is the layout of a PreImageLog and must outlive the save.

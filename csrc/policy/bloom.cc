@@ -17,9 +17,9 @@ namespace {
 constexpr std::uint32_t kNarrowMost = 15;
 constexpr std::uint32_t kWideMost = 255;
 
-// The probability that a new key finds all its counters raised, in lines of `counters` counters with `keys` keys on
-// average. Keys per line follow a Poisson distribution. Uses basic operations only, so that the filter has the same
-// size on every machine.
+// The probability that a new key finds all its counters raised, in lines of `counters` counters with `keys`
+// keys on average. Keys per line follow a Poisson distribution. Uses basic operations only, so that the
+// filter has the same size on every machine.
 double chance(std::size_t counters, double keys, std::size_t hashes) noexcept {
   constexpr std::uint32_t kSteps = std::uint32_t{1} << 20U;
   double weight = power(1 - keys / kSteps, kSteps);  // e^-keys
@@ -90,7 +90,8 @@ bool Bloom::ask(std::uint64_t hash, std::uint32_t count, std::uint32_t now) noex
     turn_to(now / within_);
   }
   std::byte* const at = line(hash);
-  // The high bits of the product depend on all bits of the hash, and mostly on those that did not choose the line.
+  // The high bits of the product depend on all bits of the hash, and mostly on those that did not choose the
+  // line.
   std::uint64_t bits = (hash * 0x9e3779b97f4a7c15U) >> 8U;
   std::array<std::uint8_t, BloomShape::kMaxHashes> places;
   std::uint32_t least = kWideMost;

@@ -1,17 +1,15 @@
-// Bloom: approximate occurrence counts of keys that wait for a row, in fixed memory: a counting Bloom filter (Bloom,
-// CACM 1970; Fan, Cao, Almeida, Broder, "Summary cache", SIGCOMM'98), blocked by cache line (Putze, Sanders, Singler,
-// WEA 2007).
+// Bloom: approximate occurrence counts of keys that wait for a row, in fixed memory: a counting Bloom filter
+// (Bloom, CACM 1970; Fan et al., SIGCOMM'98), blocked by cache line (Putze, Sanders, Singler, WEA 2007).
 //
-//   filter   one array of lines for the whole table, in the order of the hash: the hash space is divided into kUnits equal
-//            units of lines_per_unit() lines; a slot holds the lines of its own units
-//   line     128 counters of 4 bits, or 64 of 8 bits if n is above 15; a key has hashes() of them, chosen by its hash
-//   count    of a key: the minimum of its counters. An occurrence raises only the counters below the new count
-//            (conservative update: Estan, Varghese, "New directions in traffic measurement", SIGCOMM'02)
+//   filter  one array of lines for the whole table, in the order of the hash: a slot holds the lines of its
+//           units
+//   line    128 counters of 4 bits, or 64 of 8 bits if n is above 15; a key has hashes() of them
+//   count   the minimum of a key's counters. An occurrence raises only the counters below the new count
+//           (conservative update: Estan, Varghese, SIGCOMM'02)
 //
-// A count is never too low: a key may be admitted early, never late. Lines follow the hash and not the slot, so a
-// filter that was saved with one number of slots is restored exactly with another.
-//
-// With `within`, time is divided into windows of `within` clocks, and a slot's filter is cleared in each new window.
+// A count is never too low: a key may be admitted early, never late. Lines follow the hash and not the slot,
+// so a filter that was saved with one number of slots is restored exactly with another. With `within`, a
+// slot's filter is cleared in each new window of `within` clocks.
 //
 // Threads: not synchronized; the slot's owner locks.
 
@@ -80,7 +78,8 @@ class Bloom {
 
   // Writes the window as uint32, 4 zero bytes, and the lines; nothing if no lines were allocated.
   void save(std::vector<std::byte>& bytes) const;
-  // Restores the lines of a saved slot, of any number of slots, that belong to this one. Requires make_room().
+  // Restores the lines of a saved slot, of any number of slots, that belong to this one. Requires
+  // make_room().
   static constexpr std::size_t kHead = 8;
   void restore(Slots cut, Slot slot, std::span<const std::byte> bytes) noexcept;
 
@@ -95,8 +94,8 @@ class Bloom {
     Region lines;
     PreImageLog changed;
   };
-  // During a save, previous contents are logged in `before`: by keep(), which is called with ascending hashes before
-  // ask(), and when the filter is cleared. `lost` is set if memory for that runs out. Null ends the logging.
+  // During a save, previous contents are logged in `before`: by keep(), which is called with ascending hashes
+  // before ask(), and when the filter is cleared. `lost` is set if memory for that runs out. Null ends it.
   void watch(Before* before, bool* lost) noexcept;
   void keep(std::span<const std::uint64_t> hashes);
   const Region& lines() const noexcept { return lines_; }

@@ -1,11 +1,13 @@
-// Budget: the memory limit of all tables of one store, divided equally among the slots; or the part of a range of slots.
+// Budget: the memory limit of all tables of one store, divided equally among the slots; or the part of a
+// range of slots.
 //
-// All state belongs to a slot, so the limit is enforced per slot: what the tables hold of slot s (index, rows,
-// waiting keys) never exceeds the slot's share. Whether a call exceeds it therefore does not depend on threads, nor
-// on which process holds the other slots.
+// All state belongs to a slot, so the limit is enforced per slot: what the tables hold of slot s (index,
+// rows, waiting keys) never exceeds the slot's share. Whether a call exceeds it therefore does not depend on
+// threads, nor on which process holds the other slots.
 //
-// Under a budget, calls that change tables run one at a time: each holds mutex() from its first check to its last
-// allocation. Memory is allocated only if spare() allows it, and recorded by note() when it is allocated or released.
+// Under a budget, calls that change tables run one at a time: each holds mutex() from its first check to its
+// last allocation. Memory is allocated only if spare() allows it, and recorded by note() when it is allocated
+// or released.
 //
 // Threads: used() and note() of one slot are called by one thread at a time, on behalf of the call that holds
 // mutex().

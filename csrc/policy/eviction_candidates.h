@@ -1,5 +1,5 @@
-// EvictionCandidates: selects the rows of least rank in one slot (std::nth_element), ties broken by hash. The order
-// is total, so the selection depends on the rows alone.
+// EvictionCandidates: selects the rows of least rank in one slot (std::nth_element), ties broken by hash. The
+// order is total, so the selection depends on the rows alone.
 //
 // The buffer is thread-local and reused. Only begin() allocates; call it where std::bad_alloc does no harm.
 
@@ -34,7 +34,8 @@ class EvictionCandidates {
   }
   static void add(std::uint64_t rank, std::uint64_t hash) noexcept { room_.push_back({rank, hash}); }
 
-  // The `count` rows of least rank, in unspecified order, or all if there are fewer. Valid until the next begin().
+  // The `count` rows of least rank, in unspecified order, or all if there are fewer. Valid until the next
+  // begin().
   static std::span<const Victim> take(std::size_t count) noexcept {
     if (count < room_.size()) {
       std::nth_element(room_.begin(), room_.begin() + static_cast<std::ptrdiff_t>(count), room_.end());

@@ -1,19 +1,14 @@
-// Lifecycle: a table's admission and expiry rules, as values. docs/lifecycle.md says when each rule admits and
-// removes.
+// Lifecycle: a table's admission and expiry rules, as values. docs/lifecycle.md says what each rule does.
 //
-//   admission   kAll; kCount, by an exact count (policy/occurrence_counter.h); kBloom, by a filter that can only
-//               admit early (policy/bloom.h); kProbability
-//   expiry      kTimeToLive, kDecayedScore, kMinNorm: by sweeps (shard/expiry.cc). kMaxRows: by pushes as well
-//
-// RowMetadata. A row stores what the table's rules need to know of its occurrences, four bytes each, in this order,
-// after the optimizer's state:
+// RowMetadata. A row stores what the table's rules need to know of its occurrences, four bytes each, in this
+// order, after the optimizer's state:
 //
 //   count   u32   occurrences since the row was created     kMaxRows by frequency
 //   clock   u32   of the last occurrence                    kTimeToLive, kDecayedScore, kMaxRows by recency
 //   score   f32   decayed occurrences, as of `clock`        kDecayedScore
 //
-// Clocks are counted modulo 2^32: an age is a difference, and a negative one counts as 0. Scores are computed in
-// float64 and rounded once; powers of `decay` use multiplications only, so the bits are the same on every machine.
+// Clocks are counted modulo 2^32: an age is a difference, and a negative one counts as 0. Scores are computed
+// in float64 and rounded once; powers of `decay` use multiplications only: the same bits on every machine.
 //
 // Threads: immutable.
 
@@ -65,7 +60,8 @@ struct Expiry {
   bool frequent = false;
 };
 
-// The rule by name; Lifecycle::admission() and expiry() are the inverse. Not for Admission::Kind::kAll, which has no name.
+// The rule by name; Lifecycle::admission() and expiry() are the inverse. Not for Admission::Kind::kAll, which
+// has no name.
 NamedRule named(const Admission& rule);
 NamedRule named(const Expiry& rule);
 
@@ -119,7 +115,8 @@ class RowMetadata {
       store(row + at_[1], now);
     }
   }
-  // Records `count` occurrences. Returns the number of clocks since the previous one, 0 if the row keeps no clock.
+  // Records `count` occurrences. Returns the number of clocks since the previous one, 0 if the row keeps no
+  // clock.
   std::uint32_t see(std::byte* row, std::uint32_t count, std::uint32_t now) const noexcept;
 
  private:
@@ -134,14 +131,14 @@ class Lifecycle {
   static constexpr std::uint32_t kMaxClocks = 0x7fffffffU;
 
   Lifecycle() = default;
-  // Throws std::invalid_argument, with the names, for an unknown rule, an unknown, missing or invalid parameter, or
-  // two rules of one kind.
+  // Throws std::invalid_argument, with the names, for an unknown rule, an unknown, missing or invalid
+  // parameter, or two rules of one kind.
   Lifecycle(const std::optional<NamedRule>& admit, const std::vector<NamedRule>& expire);
   // The same checks, for one rule alone.
   static Admission admission(const NamedRule& rule);
   static Expiry expiry(const NamedRule& rule);
-  // Decodes rules from a message: three numbers each, the kind (1 TimeToLive, 2 DecayedScore, 3 MinNorm, 4 MaxRows)
-  // and its parameters (clocks, 0; decay, floor; floor, 0; rows, frequent).
+  // Decodes rules from a message: three numbers each, the kind (1 TimeToLive, 2 DecayedScore, 3 MinNorm, 4
+  // MaxRows) and its parameters (clocks, 0; decay, floor; floor, 0; rows, frequent).
   static std::vector<Expiry> expiries(std::span<const double> numbers);
 
   const Admission& admit() const noexcept { return admit_; }

@@ -1,9 +1,10 @@
 // OccurrenceCounter: exact occurrence counts of the keys of one slot that wait for a row, in a hash table.
 //
-//   row of a small SlotTable   [ count u32 | clock u32 of the last occurrence ]      16 bytes a cell, four in a line
+//   row of a small SlotTable   [ count u32 | clock u32 of the last one ]   16 bytes a cell, four in a line
 //
-// Keys are processed one after the other in hash order, so results do not depend on how a batch is divided. When the
-// table is full, the eighth of the keys with the oldest clocks is discarded; of equal clocks, the smallest hashes.
+// Keys are processed one after the other in hash order, so results do not depend on how a batch is divided.
+// When the table is full, the eighth of the keys with the oldest clocks is discarded; of equal clocks, the
+// smallest hashes.
 //
 // Threads: not synchronized; the slot's owner locks.
 
@@ -51,11 +52,12 @@ class OccurrenceCounter {
   // Restores one saved key. Requires make_room().
   void restore(std::uint64_t hash, std::uint32_t count, std::uint32_t clock) noexcept;
 
-  // Into an empty counter: u64 buckets of the table | u64 keys | what save() writes. Both are equal afterwards, and decide alike.
+  // Into an empty counter: u64 buckets of the table | u64 keys | what save() writes. Both are equal
+  // afterwards, and decide alike.
   void restore_all(ByteReader& in, Slots slots, Slot slot);
 
-  // During a save (policy/admission.h) the caller must call keep() before keys are asked about or forgotten. Keys
-  // discarded by this class are logged here; `lost` is set if memory for that runs out. Null ends the logging.
+  // During a save (policy/admission.h) the caller must call keep() before keys are asked about or forgotten.
+  // Keys discarded by this class are logged here; `lost` is set if memory for that runs out. Null ends it.
   void watch(PreImageLog* pre_images, bool* lost) noexcept {
     pre_images_ = pre_images;
     lost_ = lost;

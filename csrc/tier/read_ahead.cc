@@ -24,7 +24,7 @@ ReadAhead::ReadAhead(PageFile& file, const PageShape& shape, Slots slots, std::s
     : file_(file), shape_(shape), slots_(slots), first_(first), most_bytes_(bytes) {}
 
 ReadAhead::~ReadAhead() {
-  if (thread_ != nullptr && !thread_->here()) {
+  if (thread_ != nullptr && !thread_->is_of_this_process()) {
     static_cast<void>(shared_.release());
     return;
   }

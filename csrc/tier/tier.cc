@@ -85,7 +85,7 @@ Tier::~Tier() {
   if (cleaner_ == nullptr) {
     return;
   }
-  if (!cleaner_->here()) {
+  if (!cleaner_->is_of_this_process()) {
     static_cast<void>(signal_.release());
     return;
   }

@@ -1,19 +1,16 @@
 // BufferPool: reusable memory for messages, in size classes.
 //
-// Algorithm. A segregated free list with four classes per octave (at most a fifth of a buffer is unused); each class is a
-// stack. A large reply is written once, into the memory that the transport sends, and the memory is reused: filling fresh
-// pages costs more than filling warm ones.
-//
-//   BufferPool     acquire(bytes) returns a PooledBuffer
-//   PooledBuffer   owned memory, aligned to a cache line, uninitialized; released at the end of its scope, or detached
+// Algorithm. A segregated free list with four classes per octave (at most a fifth of a buffer is unused);
+// each class is a stack. A large reply is written once, into the memory that the transport sends, and the
+// memory is reused: filling fresh pages costs more than filling warm ones.
 //
 // Invariants
-//   I1  a buffer has one owner: a PooledBuffer, the transport that took it by detach(), or the pool.
+//   I1  A buffer has one owner: a PooledBuffer, the transport that took it by detach(), or the pool.
 //   I2  used_bytes() is the sum of the sizes of all buffers that were acquired and not released.
-//   I3  idle memory is at most `max_idle_bytes`; the rest goes back to the operating system.
+//   I3  Idle memory is at most `max_idle_bytes`; the rest goes back to the operating system.
 //
-// Threads: buffers are acquired and released by any thread, at any time, also after ~BufferPool: the shared state lives until
-// the last buffer is released. A PooledBuffer has one owner.
+// Threads: buffers are acquired and released by any thread, at any time, also after ~BufferPool: the shared
+// state lives until the last buffer is released. A PooledBuffer has one owner.
 
 #pragma once
 

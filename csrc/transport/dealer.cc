@@ -27,8 +27,8 @@ Dealer::Dealer(const Zmq& zmq, void* context, const std::string& address, const 
       monitor_(zmq, context, zmq::kPair, "no socket for a monitor") {
   dealer_.set(zmq::kLinger, 0);
   dealer_.set(zmq::kSendHighWater, 0);
-  // No limit: libzmq 4.3.5 aborts the process at the next heartbeat if a peer resets a connection whose reading was suspended
-  // at the limit.
+  // No limit: libzmq 4.3.5 aborts the process at the next heartbeat if a peer resets a connection whose
+  // reading was suspended at the limit.
   dealer_.set(zmq::kReceiveHighWater, 0);
   dealer_.set(zmq::kMaxMessage, &options.max_reply_bytes, sizeof options.max_reply_bytes);
   dealer_.set(zmq::kReconnectInterval, kReconnectMs);
@@ -47,8 +47,8 @@ Dealer::Dealer(const Zmq& zmq, void* context, const std::string& address, const 
   monitor_.set(zmq::kReceiveHighWater, 0);  // libzmq's thread would block while it is not read
   const std::string name =
       "inproc://shoal-dealer-" + std::to_string(getpid()) + "-" + std::to_string(monitors.fetch_add(1));
-  // Events of failed handshakes are not requested: when libzmq 4.3.5 reports one, it overwrites the error that it handles,
-  // treats the connection as full, and ends the process at its next heartbeat.
+  // Events of failed handshakes are not requested: when libzmq 4.3.5 reports one, it overwrites the error
+  // that it handles, treats the connection as full, and ends the process at its next heartbeat.
   if (zmq_.monitor(dealer_.get(), name.c_str(), zmq::kEventDisconnected | zmq::kEventGreeted) != 0 ||
       zmq_.connect(monitor_.get(), name.c_str()) != 0) {
     dealer_.fail("no monitor for " + options.what + " at " + address);

@@ -1,11 +1,13 @@
 // Dealer: a DEALER socket that is connected to one address, and observes the end of its connection.
 //
-// libzmq reconnects by itself after a connection was cut, but not after it has refused received data: its session then ends
-// permanently, and a socket without a session accepts no messages. In neither case does it report that answers may be lost. So a
-// socket monitor observes every end, and the owner replaces the Dealer and sends all unanswered messages again. What waited in the
-// old socket is dropped, so nothing is sent twice over one connection.
+// libzmq reconnects by itself after a connection was cut, but not after it has refused received data: its
+// session then ends permanently, and a socket without a session accepts no messages. In neither case does it
+// report that answers may be lost. So a socket monitor observes every end, and the owner replaces the Dealer
+// and sends all unanswered messages again. What waited in the old socket is dropped, so nothing is sent twice
+// over one connection.
 //
-// A frame of at least kMinSharedBytes is sent from the memory of its owner, which libzmq shares; a smaller one is copied.
+// A frame of at least kMinSharedBytes is sent from the memory of its owner, which libzmq shares; a smaller
+// one is copied.
 //
 // Threads: one at a time; the owner locks.
 
@@ -57,8 +59,8 @@ class Dealer {
     return message.receive(dealer_.get());
   }
 
-  // Files that become readable when there may be something to receive, or the connection has ended. Before a sleep on them,
-  // receive() must have returned kNone, and has_ended() false.
+  // Files that become readable when there may be something to receive, or the connection has ended. Before a
+  // sleep on them, receive() must have returned kNone, and has_ended() false.
   int file() const noexcept { return file_; }
   int monitor_file() const noexcept { return monitor_file_; }
   void* socket() const noexcept { return dealer_.get(); }

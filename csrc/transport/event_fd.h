@@ -31,9 +31,9 @@ class EventFd {
 
   int file() const noexcept { return file_; }
   void signal() const noexcept {
-    const std::uint64_t one = 1;
-    static_cast<void>(
-        !write(file_, &one, sizeof one));  // fails only if the counter is full; then poll() returns anyway
+    const std::uint64_t increment = 1;
+    // Fails only if the counter is full; then poll() returns anyway.
+    static_cast<void>(!write(file_, &increment, sizeof increment));
   }
   void drain() const noexcept {
     std::uint64_t counter = 0;

@@ -1,17 +1,16 @@
 // MultipartMessage: one message of a ZeroMQ socket, received frame by frame without a copy.
 //
-// At most kMaxFrames frames are kept. Of a longer message only the first frames and the last one are kept, the others
-// are read and dropped, so count() == kMaxFrames means "too many". clear() and the destructor close what is kept.
+// At most kMaxFrames frames are kept. Of a longer message only the first frames and the last one are kept, so
+// count() == kMaxFrames means "too many". clear() and the destructor close what is kept.
 //
-//   ReceivedFrame   one frame, taken out of its message by take(): its bytes stay where libzmq received them
-//   SharedMessage   references to all frames, made by share(): their bytes are not copied, except those of very small frames
+//   ReceivedFrame  one frame, taken by take(): its bytes stay where libzmq received them
+//   SharedMessage  references to all frames, made by share(); only very small frames are copied
 //
-// A frame of more than 8 KiB has memory of its own; a smaller one is a part of a buffer of 8 KiB that it shares with others, so
-// keeping it would keep more memory than its bytes. take() leaves out what is below kMinTakenBytes.
+// A frame of more than 8 KiB has memory of its own; a smaller one is a part of a buffer of 8 KiB that it
+// shares with others, so take() leaves out what is below kMinTakenBytes.
 //
-// Threads: none of its own. A MultipartMessage has one owner, the thread that uses the socket. A ReceivedFrame or a SharedMessage may be destroyed
-// by any thread, also after its socket was closed and its context terminated: libzmq counts references to the memory of a
-// frame atomically.
+// Threads: one owner, the thread that uses the socket. A ReceivedFrame or a SharedMessage may be destroyed by
+// any thread, also after its socket was closed and its context terminated.
 
 #pragma once
 
@@ -44,10 +43,10 @@ class ReceivedFrame {
   };
   // Moves the contents of `message`, and leaves it empty.
   ReceivedFrame(const Zmq& zmq, zmq::Message& message) : bytes_(zmq.size(&message)) {
-    auto own = std::make_unique<zmq::Message>();
-    zmq.init(own.get());
-    zmq.move_message(own.get(), &message);
-    message_ = {own.release(), Close{zmq.close_message}};
+    auto moved = std::make_unique<zmq::Message>();
+    zmq.init(moved.get());
+    zmq.move_message(moved.get(), &message);
+    message_ = {moved.release(), Close{zmq.close_message}};
   }
 
   std::unique_ptr<zmq::Message, Close> message_;
@@ -68,7 +67,7 @@ class MultipartMessage {
   MultipartMessage(const MultipartMessage&) = delete;
   MultipartMessage& operator=(const MultipartMessage&) = delete;
 
-  // Replaces the contents by the next message. kNone: there is none yet. kClosed: the socket delivers no more.
+  // Replaces the contents by the next message. kNone: there is none yet. kClosed: none will come.
   Result receive(void* socket) noexcept {
     clear();
     for (bool more = true; more;) {
@@ -80,7 +79,8 @@ class MultipartMessage {
       zmq::Message& message = messages_.at(count_);
       zmq_.init(&message);
       ++count_;
-      // libzmq delivers whole messages: once the first frame has arrived, so have the others. A signal may interrupt the call.
+      // libzmq delivers whole messages: once the first frame has arrived, so have the others. A signal may
+      // interrupt the call.
       while (zmq_.receive_message(&message, socket, zmq::kDontWait) < 0) {
         if (zmq_.error() != EINTR) {
           return zmq_.error() == EAGAIN ? Result::kNone : Result::kClosed;
@@ -108,12 +108,12 @@ class MultipartMessage {
   // References to all frames, which stay here as well.
   std::shared_ptr<SharedMessage> share();
 
-  // Takes the frame whose bytes these are; an empty one remains in its place. None if the bytes are not those of one whole frame,
-  // or fewer than kMinTakenBytes.
+  // Takes the frame whose bytes these are; an empty one remains in its place. None if the bytes are not those
+  // of one whole frame, or fewer than kMinTakenBytes.
   ReceivedFrame take(wire::Frame bytes) {
     for (std::size_t i = 0; i < count_ && bytes.size() >= kMinTakenBytes; ++i) {
-      const wire::Frame one = frame(i);
-      if (one.data() == bytes.data() && one.size() == bytes.size()) {
+      const wire::Frame held = frame(i);
+      if (held.data() == bytes.data() && held.size() == bytes.size()) {
         return {zmq_, messages_.at(i)};
       }
     }

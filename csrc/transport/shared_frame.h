@@ -1,7 +1,7 @@
 // SharedFrame: bytes that several messages refer to, and the owner of their memory.
 //
-// A frame that is sent to several peers, possibly more than once, is sent without a copy: libzmq holds a reference to
-// the owner until it no longer needs the bytes.
+// A frame that is sent to several peers, possibly more than once, is sent without a copy: libzmq holds a
+// reference to the owner until it no longer needs the bytes.
 //
 // Threads: an owner may be released by any thread.
 

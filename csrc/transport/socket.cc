@@ -17,9 +17,9 @@ void Socket::fail(const std::string& what, const std::string& remedy) const {
 
 void Socket::set(int option, const void* value, std::size_t bytes) const {
   if (zmq_.set(socket_, option, value, bytes) != 0) {
-    const auto all = zmq::names();
+    const auto names = zmq::names();
     const auto named =
-        std::find_if(all.begin(), all.end(), [&](const auto& pair) { return pair.second == option; });
+        std::find_if(names.begin(), names.end(), [&](const auto& pair) { return pair.second == option; });
     fail("libzmq does not take the option " + std::string(named->first));
   }
 }

@@ -9,7 +9,7 @@ namespace shoal {
 namespace zmq {
 
 std::span<const std::pair<std::string_view, int>> names() noexcept {
-  static constexpr std::array<std::pair<std::string_view, int>, 30> all{{
+  static constexpr std::array<std::pair<std::string_view, int>, 30> kNames{{
       {"PAIR", kPair},
       {"DEALER", kDealer},
       {"ROUTER", kRouter},
@@ -41,7 +41,7 @@ std::span<const std::pair<std::string_view, int>> names() noexcept {
       {"ZAP_ENFORCE_DOMAIN", kZapEnforceDomain},
       {"ETERM", kErrorTerminated},
   }};
-  return all;
+  return kNames;
 }
 
 }  // namespace zmq

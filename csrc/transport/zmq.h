@@ -1,12 +1,12 @@
-// Zmq: the functions of a libzmq: of the one that pyzmq has loaded, or in a program without Python of a library file.
+// Zmq: the functions of a libzmq: of the one that pyzmq has loaded, or without Python of a library file.
 //
-// Algorithm. A context belongs to one copy of libzmq, and Python creates it; the loops in C++ therefore have to use the same
-// copy. pyzmq's extension module is already loaded: dlsym() on its handle searches it and the libraries that it was linked
-// with, and returns the functions that pyzmq itself calls, wherever its wheel has put them. Nothing is linked or bundled.
+// Algorithm. A context belongs to one copy of libzmq, and Python creates it; the loops in C++ therefore have
+// to use the same copy. pyzmq's extension module is already loaded: dlsym() on its handle searches it and the
+// libraries that it was linked with, and returns the functions that pyzmq itself calls. Nothing is linked.
 //
-//   of(module)       the functions of the module with this path; TransportError if they are not found
-//   open(library)    those of a libzmq, which is loaded for the rest of the process
-//   names()          the constants below by pyzmq's names; there is no header to include, so a test compares the values
+//   of(module)     the functions of the module with this path; TransportError if they are not found
+//   open(library)  those of a libzmq, which is loaded for the rest of the process
+//   names()        the constants below by pyzmq's names, whose values a test compares
 //
 // A struct of function pointers, so that a test can substitute its own.
 //

@@ -15,13 +15,13 @@ constexpr std::uint32_t kLarge = 256;  // the least count that does not fit into
 }  // namespace
 
 std::size_t packed_counts_bytes(std::span<const std::uint32_t> counts) noexcept {
-  std::size_t some = 0;
+  std::size_t kept = 0;
   std::size_t large = 0;
   for (const std::uint32_t count : counts) {
-    some += count != 1 ? 1U : 0U;
+    kept += count != 1 ? 1U : 0U;
     large += count >= kLarge ? 1U : 0U;
   }
-  return some == 0 ? 0 : map_bytes(counts.size()) + some + large * sizeof(std::uint32_t);
+  return kept == 0 ? 0 : map_bytes(counts.size()) + kept + large * sizeof(std::uint32_t);
 }
 
 void pack_counts(std::span<const std::uint32_t> counts, std::span<std::byte> out) noexcept {
@@ -54,13 +54,13 @@ std::uint64_t packed_counts_bytes(std::span<const std::byte> packed, std::uint64
   if (packed.size() < map) {
     return map;
   }
-  const std::uint64_t some = count_kept(packed.first(map));
-  if (packed.size() < map + some) {
-    return map + some;
+  const std::uint64_t kept = count_kept(packed.first(map));
+  if (packed.size() < map + kept) {
+    return map + kept;
   }
-  const auto small = packed.subspan(map, some);
+  const auto small = packed.subspan(map, kept);
   const auto large = static_cast<std::uint64_t>(std::count(small.begin(), small.end(), std::byte{0}));
-  return map + some + large * sizeof(std::uint32_t);
+  return map + kept + large * sizeof(std::uint32_t);
 }
 
 bool unpack_counts(std::span<const std::byte> packed, std::span<std::uint32_t> out) noexcept {

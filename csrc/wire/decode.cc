@@ -155,7 +155,8 @@ bool check_nested(const Header& header, std::span<const Frame> payload, const Li
   return true;
 }
 
-// Checks the sizes, then the checksums; the contents are checked later. `into` becomes empty if the values are not copied there.
+// Checks the sizes, then the checksums; the contents are checked later. `into` becomes empty if the values
+// are not copied there.
 bool check_frames(const Header& header, const MessageShape& shape, std::span<const Frame> payload,
                   const Limits& limits, std::span<std::byte>& into, Fault& fault) noexcept {
   constexpr Status kBad = Status::kBadRequest;

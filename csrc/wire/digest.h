@@ -1,7 +1,8 @@
 // Digest: names a list of hashes on the wire.
 //
-// MurmurHash3 x64 128 (Appleby, public domain) of the hashes as bytes, seeded by the job's number. Two different lists collide
-// by accident with probability 2^-128. It is not a cryptographic hash: a worker that may push can also send wrong data.
+// MurmurHash3 x64 128 (Appleby, public domain) of the hashes as bytes, seeded by the job's number. Two
+// different lists collide by accident with probability 2^-128. It is not a cryptographic hash: a worker that
+// may push can also send wrong data.
 //
 // Threads: pure functions.
 

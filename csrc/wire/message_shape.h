@@ -45,8 +45,8 @@ constexpr std::uint8_t bit(Dtype dtype) noexcept {
 // Of a header whose op and status are known.
 MessageShape shape_of(const Header& header) noexcept;
 
-// The number of bytes that payload[i], of this kind, must have. No product overflows: count and aux are below 2^32, dim is at
-// most 2^12.
+// The number of bytes that payload[i], of this kind, must have. No product overflows: count and aux are below
+// 2^32, dim is at most 2^12.
 std::uint64_t size_of(FrameKind kind, const Header& header, std::span<const Frame> payload,
                       std::size_t i) noexcept;
 

@@ -1,11 +1,14 @@
 // Encoding of how long a server took for a request: the aux of a reply with the flag kTimed.
 //
-// Algorithm. Two floating-point numbers of 16 bits, without sign: m * 2^e nanoseconds, with e in the upper five bits and m in the
-// lower eleven. Below 2048 ns they are exact, above they are at most 1/1024 too small; the largest is 73 minutes.
+// Algorithm. Two floating-point numbers of 16 bits, without sign: m * 2^e nanoseconds, with e in the upper
+// five bits and m in the lower eleven. Below 2048 ns they are exact, above they are at most 1/1024 too small;
+// the largest is 73 minutes.
 //
 //   aux     shard << 16 | server
-//   server  from the receipt of the request until the reply was sent, with all waiting for clocks and for backups
-//   shard   of that, what was spent in the rows; 0 if they were not used, as by a push that is kept until its clock ends
+//   server  from the receipt of the request until the reply was sent, with all waiting for clocks and for
+//           backups
+//   shard   of that, what was spent in the rows; 0 if they were not used, as by a push that is kept until its
+//           clock ends
 //
 // Threads: pure functions.
 

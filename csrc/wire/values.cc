@@ -16,8 +16,8 @@ namespace shoal {
 
 namespace {
 
-// Rows are narrowed a chunk at a time: noise, narrowing, widening and errors are plain loops over arrays, which are
-// vectorized.
+// Rows are narrowed a chunk at a time: noise, narrowing, widening and errors are plain loops over arrays,
+// which are vectorized.
 constexpr std::size_t kChunk = 512;
 
 // Eight partial sums hide the latency of the additions; a value's position determines its partial sum.

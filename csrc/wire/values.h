@@ -1,15 +1,15 @@
 // Encoding of values: as float32, or narrowed to 16 bits without bias, and with or without their zeros.
 //
-// Algorithm. Gradients and weights are float32 at both ends. On the wire they may be narrowed by stochastic rounding, whose
-// expectation is the number itself, and the zeros, which dominate in sparse models, may be replaced by a bitmap. Packing is
-// lossless: only +0.0, all bits clear, counts as a zero; -0.0 is sent.
+// Algorithm. Gradients and weights are float32 at both ends. On the wire they may be narrowed by stochastic
+// rounding, whose expectation is the number itself, and the zeros, which dominate in sparse models, may be
+// replaced by a bitmap. Packing is lossless: only +0.0, all bits clear, counts as a zero; -0.0 is sent.
 //
 //   values       1.5  0  0  -2  0  7  0  0 | 3
-//   map          00101001            00000001      one bit per value, the first in the lowest bit; unused bits are 0
+//   map          00101001            00000001      a bit per value, the first in the lowest bit; others are 0
 //   kept         1.5  -2  7  3
 //
-// The noise is a function of (seed, number of the message, hash, element), as in base/noise.h: a message that is sent again is
-// identical, and no generator is shared.
+// The noise is a function of (seed, number of the message, hash, element), as in base/noise.h: a message that
+// is sent again is identical, and no generator is shared.
 //
 // Threads: pure functions.
 
@@ -30,7 +30,8 @@ struct NarrowingErrors {
   double largest = 0;        // the largest |sent - original|
 };
 
-// Narrows one row of `dim` values for each hash. Throws std::invalid_argument if sizes do not match, or for kFloat32.
+// Narrows one row of `dim` values for each hash. std::invalid_argument if sizes do not match, or for
+// kFloat32.
 void narrow(std::span<const float> values, std::span<const std::uint64_t> hashes, std::size_t dim,
             Dtype dtype, std::uint64_t seed, std::uint64_t message, std::span<std::uint16_t> out,
             NarrowingErrors& loss);

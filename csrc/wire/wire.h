@@ -1,19 +1,17 @@
-// The messages of the data plane: one header of 64 bytes, then the frames that its op calls for. docs/wire-format.md
-// is the contract, byte by byte; this is its only implementation. A message is checked once, front to back; decode()
-// returns views of the received bytes, and the owner of a Decoded may index by its counts without further checks.
+// The messages of the data plane: one header of 64 bytes, then the frames that its op calls for.
+// docs/wire-format.md is the contract, byte by byte. A message is checked once, front to back; decode()
+// returns views of the received bytes, and the owner of a Decoded may index by its counts without further
+// checks.
 //
 // Invariants of a Decoded after decode() returned no fault
-//   I1  The header is valid: magic, version, its crc; op, status and dtype are known, and op and status go together.
-//   I2  The frames are those of the op, in number and size; their bytes have the header's crc. (A nested request's
-//       are covered by its own header: a second decode() checks it.)
+//   I1  The header is valid: magic, version, its crc; op, status and dtype are known and go together.
+//   I2  The frames are those of the op, in number and size; their bytes have the header's crc. (A nested
+//       request's are covered by its own header: a second decode() checks it.)
 //   I3  Hashes ascend strictly, and so do tables. Every view is aligned for its type.
 //   I4  The frames together, and the values as float32, have at most Limits::payload_bytes.
 //   I5  Counts are at least 1; there are as many as the header says, or none.
 //
-// Received bytes are untrusted: no length is used before it is compared with the received sizes and with the limit.
-//
-// Threads: none of its own; a Decoded has one owner, is reused from message to message, and lives as long as its
-// frames.
+// Threads: none of its own; a Decoded has one owner, is reused, and lives as long as its frames.
 
 #pragma once
 
@@ -45,7 +43,8 @@ inline constexpr std::uint16_t kTimed =
     1U << 5U;  // asks for the server's times (wire/times.h); the aux of the reply has them
 inline constexpr std::uint16_t kDated =
     1U << 6U;  // in a PULL: asks which clocks the rows include; the clock of the reply has it
-// Values are whole rows: in the reply to a PULL its columns and its state, in a PUSH what was added to them elsewhere.
+// Values are whole rows: in the reply to a PULL its columns and its state, in a PUSH what was added to them
+// elsewhere.
 inline constexpr std::uint16_t kWhole = 1U << 7U;
 inline constexpr std::uint16_t kFlags =
     kReply | kPacked | kKeep | kDigest | kCounted | kTimed | kDated | kWhole;
@@ -54,7 +53,8 @@ inline constexpr std::size_t kMaxNestedFrames = 4;               // besides the 
 inline constexpr std::size_t kMaxFrames = 1 + kMaxNestedFrames;  // besides the header
 inline constexpr std::size_t kMaxRecordBytes = 256;  // of a nested header and the numbers behind it
 inline constexpr std::size_t kMaxDim = 4096;
-// The digest that names a delta's base checkpoint, a SHA-256, as four numbers: its bytes in order, the first one lowest.
+// The digest that names a delta's base checkpoint, a SHA-256, as four numbers: its bytes in order, the first
+// one lowest.
 inline constexpr std::size_t kBaseWords = 4;
 // The sender is not a worker: a tool, or a server that reads another's rows.
 inline constexpr std::uint32_t kAnonymous = 0xffffffffU;
@@ -179,8 +179,7 @@ struct Limits {
 
 // A checked message. Fields that its op does not use are empty.
 struct Decoded {
-  Header
-      header;  // after a fault: zeros, unless its own crc is right, so that the error reply can name its sequence
+  Header header;  // after a fault: zeros, unless its crc is right, so that the error reply names its sequence
   std::span<const std::uint64_t> hashes;
   Frame digest;                           // 16 bytes in place of the hashes
   std::span<const std::byte> values;      // of floats(), or count of header.dtype, or a section
@@ -215,17 +214,17 @@ struct Decoded {
   }
 };
 
-// Checks a message; frames[0] is its header. The checks are in the order of docs/wire-format.md: the first that fails is
-// returned. `into`: if a reply's plain values have exactly as many bytes, they are copied there in the same pass that checks
-// them, and `values` views it. After a fault its contents are unspecified.
+// Checks a message; frames[0] is its header. The checks are in the order of docs/wire-format.md: the first
+// that fails is returned. `into`: if a reply's plain values have exactly as many bytes, they are copied there
+// in the same pass that checks them, and `values` views it. After a fault its contents are unspecified.
 Fault decode(std::span<const Frame> frames, const Limits& limits, Decoded& out,
              std::span<std::byte> into = {}) noexcept;
 
 // The header alone; nullopt if it is invalid (decode() says why).
 std::optional<Header> peek(std::span<const Frame> frames) noexcept;
 
-// Fills in the header's sizes and checksums, and writes it. The payload is not checked. Throws std::invalid_argument if it has
-// 4 GiB or more.
+// Fills in the header's sizes and checksums, and writes it. The payload is not checked. Throws
+// std::invalid_argument if it has 4 GiB or more.
 void encode(Header& header, std::span<const Frame> payload, std::span<std::byte, sizeof(Header)> out);
 
 }  // namespace shoal::wire

@@ -215,14 +215,14 @@ TEST(pairs_are_counted_as_by_comparing_every_two_examples) {
   for (std::size_t i = 0; i < positive.size(); ++i) {
     for (std::size_t j = 0; j < negative.size(); ++j) {
       const std::int64_t pairs = positive[i] * negative[j];
-      expected.all += pairs;
+      expected.count += pairs;
       expected.won += i > j ? pairs : 0;
       expected.tied += i == j ? pairs : 0;
     }
   }
   const OrderedPairs found = ordered_pairs(positive, negative);
-  CHECK(found.all == expected.all && found.won == expected.won && found.tied == expected.tied);
-  CHECK_EQ(ordered_pairs({}, {}).all, 0);
+  CHECK(found.count == expected.count && found.won == expected.won && found.tied == expected.tied);
+  CHECK_EQ(ordered_pairs({}, {}).count, 0);
 }
 
 TEST(margins_with_wrong_labels_weights_or_histograms_are_refused) {

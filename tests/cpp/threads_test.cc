@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "base/borrowed_pool.h"
+#include "base/thread_team.h"
 #include "check.h"
 
 using namespace shoal;
@@ -233,7 +233,7 @@ TEST(a_forked_child_may_start_a_pool_of_its_own) {
 TEST(a_thread_runs_its_function_once_and_join_waits_for_the_end) {
   std::atomic<int> ran{0};
   Thread thread([&] { ++ran; });
-  CHECK(thread.here());
+  CHECK(thread.is_of_this_process());
   thread.join();
   CHECK_EQ(ran, 1);
   thread.join();
@@ -272,7 +272,7 @@ TEST(a_forked_child_does_not_wait_for_its_parent_s_thread) {
     }
   });
   const bool good = in_child([&] {
-    const bool elsewhere = !thread->here();
+    const bool elsewhere = !thread->is_of_this_process();
     thread->join();
     thread.reset();
     return elsewhere;
@@ -317,23 +317,23 @@ void team_of_three(void (*member)(void*), void* data, unsigned threads, unsigned
   third.join();
 }
 
-// Ends the loan with the test.
-struct Loan {
-  explicit Loan(std::size_t threads) {
+// Ends the guard with the test.
+struct TeamGuard {
+  explicit TeamGuard(std::size_t threads) {
     teamed = 0;
-    borrow(&team_of_three, threads);
+    set_thread_team(&team_of_three, threads);
   }
-  ~Loan() { borrow(nullptr, 0); }
-  Loan(const Loan&) = delete;
-  Loan& operator=(const Loan&) = delete;
+  ~TeamGuard() { set_thread_team(nullptr, 0); }
+  TeamGuard(const TeamGuard&) = delete;
+  TeamGuard& operator=(const TeamGuard&) = delete;
 };
 
 }  // namespace
 
-TEST(a_borrowed_team_runs_the_parts) {
+TEST(a_team_of_another_runtime_runs_the_parts) {
   ThreadPool pool(2), alone(1);
   {
-    const Loan loan(3);
+    const TeamGuard guard(3);
     for (const std::size_t parts : {2U, 3U, 1000U}) {
       CHECK(runs_each_once(pool, parts));
     }
@@ -350,15 +350,15 @@ TEST(a_borrowed_team_runs_the_parts) {
 TEST(a_team_of_less_than_half_of_the_pool_s_threads_is_left_alone) {
   for (const auto& [threads, team, used] : {std::tuple{2U, 1U, 0}, {5U, 2U, 0}, {4U, 2U, 1}, {2U, 0U, 0}}) {
     ThreadPool pool(threads);
-    const Loan loan(team);
+    const TeamGuard guard(team);
     CHECK(runs_each_once(pool, 10));
     CHECK_EQ(teamed, used);
   }
 }
 
-TEST(a_team_carries_an_exception_and_is_borrowed_still) {
+TEST(a_team_carries_an_exception_and_is_used_still) {
   ThreadPool pool(2);
-  const Loan loan(3);
+  const TeamGuard guard(3);
   std::atomic<int> ran{0};
   CHECK_THROWS(pool.run(20,
                         [&](std::size_t part) {
@@ -375,7 +375,7 @@ TEST(a_team_carries_an_exception_and_is_borrowed_still) {
 
 TEST(parts_inside_a_team_and_other_threads_have_the_pool_s_own_workers) {
   ThreadPool pool(2);
-  const Loan loan(3);
+  const TeamGuard guard(3);
   std::atomic<int> ran{0};
   pool.run(5, [&](std::size_t) { ran += runs_each_once(pool, 7) ? 1 : 0; });
   CHECK_EQ(ran, 5);
@@ -386,7 +386,7 @@ TEST(parts_inside_a_team_and_other_threads_have_the_pool_s_own_workers) {
 
 TEST(a_forked_child_has_no_team) {
   ThreadPool pool(2);
-  const Loan loan(3);
+  const TeamGuard guard(3);
   CHECK(runs_each_once(pool, 10));
   CHECK(in_child([&] { return runs_each_once(pool, 10) && teamed == 1; }));
 }

@@ -31,7 +31,7 @@ def threads():
 @pytest.fixture
 def nothing_borrowed():
     yield
-    shoal._core.borrow(0, 0)
+    shoal._core.set_thread_team(0, 0)
 
 
 def learn():

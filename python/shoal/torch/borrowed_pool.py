@@ -56,4 +56,4 @@ if hasattr(os, "register_at_fork"):
 
 def borrow() -> None:
     """Run a store's work in the calling thread in this thread's OpenMP pool, if there is one."""
-    _core.borrow(_parallel, torch.get_num_threads() if _parallel else 0)
+    _core.set_thread_team(_parallel, torch.get_num_threads() if _parallel else 0)

@@ -172,7 +172,7 @@ class Channel:
 
     def close(self) -> None:
         """Close the sockets. Pending calls fail."""
-        if not self.client.here or not self.client.is_open:
+        if not self.client.is_of_this_process or not self.client.is_open:
             return
         self._failures = None
         self.client.close()
