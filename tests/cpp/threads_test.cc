@@ -317,7 +317,7 @@ void team_of_three(void (*member)(void*), void* data, unsigned threads, unsigned
   third.join();
 }
 
-// Ends the guard with the test.
+// The team is used until the end of the test.
 struct TeamGuard {
   explicit TeamGuard(std::size_t threads) {
     teamed = 0;
