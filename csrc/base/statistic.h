@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace shoal {
@@ -18,6 +19,16 @@ struct Statistic {
   const char* help = "";        // of a number that is reported
   bool is_of_greatest = false;  // of several structs together: the greatest number, not the sum
 };
+
+// Adds the numbers of a struct to those of others, in the order of the table.
+template <class Table, class Struct>
+void add_statistics(const Table& table, const Struct& added, std::uint64_t* numbers) {
+  for (const auto& statistic : table) {
+    const std::uint64_t number = statistic.of(added);
+    *numbers = statistic.is_of_greatest ? std::max(*numbers, number) : *numbers + number;
+    ++numbers;
+  }
+}
 
 // The function of a statistic that is a member.
 template <auto member>

@@ -77,8 +77,6 @@ pybind11::tuple changes_of(Snapshot::Piece&& piece);
 
 // The rows of a table that a worker keeps.
 std::unique_ptr<RowCache> make_cache(const TableSpec& spec, std::size_t rows, bool local_steps);
-// Their counts, by name.
-pybind11::dict cache_stats(const RowCache& cache);
 
 void add_build(pybind11::module_& module);
 void add_base(pybind11::module_& module);

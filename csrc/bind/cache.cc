@@ -108,24 +108,6 @@ std::unique_ptr<RowCache> make_cache(const TableSpec& spec, std::size_t rows, bo
   return std::make_unique<RowCache>(rows, spec.dim, spec.lifecycle.needs_counts(), std::move(steps));
 }
 
-py::dict cache_stats(const RowCache& cache) {
-  const RowCache::Stats& stats = cache.stats();
-  py::dict named;
-  named["hits"] = stats.hits;
-  named["fetched"] = stats.fetched;
-  named["joined"] = stats.joined;
-  named["refused"] = stats.refused;
-  named["evicted"] = stats.evicted;
-  named["added"] = stats.added;
-  named["passed"] = stats.passed;
-  named["sent"] = stats.sent;
-  named["dropped"] = stats.dropped;
-  named["held"] = cache.sums();
-  named["capacity"] = cache.capacity();
-  named["bytes"] = cache.bytes();
-  return named;
-}
-
 void add_cache(py::module_& module) {
   const auto array = [](const char* name) { return py::arg(name).noconvert(); };
   py::class_<RowCache>(module, "RowCache")
@@ -141,7 +123,7 @@ void add_cache(py::module_& module) {
       .def("send_older", &send_older, py::arg("clock"), py::arg("slots"))
       .def("send_rows", &send_rows, array("hashes"), py::arg("slots"))
       .def("forget", &RowCache::forget)
-      .def("stats", &cache_stats)
+      .def("stats", [](const RowCache& cache) { return dict_of(kRowCacheStatistics, cache); })
       .def("verify", &RowCache::verify);
   module.def(
       "local_step_floats",  // 0: the optimizer makes no local steps

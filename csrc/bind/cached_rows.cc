@@ -173,7 +173,7 @@ void add_cached_rows(py::module_& module) {
       .def("forget", &forget)
       .def("forget_after", &forget_after, py::arg("call"))
       .def("metrics", [](const RowsBinding& self) {
-        return self.client->client().use([&] { return cache_stats(self.rows->cache()); });
+        return self.client->client().use([&] { return dict_of(kRowCacheStatistics, self.rows->cache()); });
       });
 }
 

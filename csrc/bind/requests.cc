@@ -248,7 +248,8 @@ void add_simulated_rows(py::module_& module) {
                                }
                                return result;
                              })
-      .def("metrics", [](const SimulatedRows& self) { return cache_stats(self.rows->cache()); });
+      .def("metrics",
+           [](const SimulatedRows& self) { return dict_of(kRowCacheStatistics, self.rows->cache()); });
 }
 
 client::Policy make_policy(Seconds resend_after, double backoff, Seconds longest, double bytes_per_second,

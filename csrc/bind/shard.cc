@@ -263,10 +263,7 @@ py::dict stats(const Shard& shard) {
     return shard.stats();
   }();
   py::dict result = dict_of(kShardStatistics, stats);
-  result["growths"] = stats.growth.times;
-  result["growing_memory_ns"] = stats.growth.memory_ns;
-  result["growing_moving_ns"] = stats.growth.moving_ns;
-  result["longest_move_ns"] = stats.growth.longest_ns;
+  add_to(result, kGrowthStatistics, stats.growth);
   return result;
 }
 

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "base/statistic.h"
 #include "cache/local_steps.h"
 #include "cache/tag_bucket.h"
 
@@ -231,5 +232,25 @@ class RowCache {
   std::vector<std::uint32_t> started_;  // entries whose sums began in this push
   std::vector<float> values_;           // of a block
 };
+
+template <auto member>
+constexpr auto number_of_stats =
+    +[](const RowCache& cache) { return static_cast<std::uint64_t>(cache.stats().*member); };
+
+// What a cache has done, and what it holds.
+inline constexpr auto kRowCacheStatistics = std::to_array<Statistic<RowCache>>({
+    {"hits", number_of_stats<&RowCache::Stats::hits>},
+    {"fetched", number_of_stats<&RowCache::Stats::fetched>},
+    {"joined", number_of_stats<&RowCache::Stats::joined>},
+    {"refused", number_of_stats<&RowCache::Stats::refused>},
+    {"evicted", number_of_stats<&RowCache::Stats::evicted>},
+    {"added", number_of_stats<&RowCache::Stats::added>},
+    {"passed", number_of_stats<&RowCache::Stats::passed>},
+    {"sent", number_of_stats<&RowCache::Stats::sent>},
+    {"dropped", number_of_stats<&RowCache::Stats::dropped>},
+    {"held", [](const RowCache& cache) -> std::uint64_t { return cache.sums(); }},
+    {"capacity", [](const RowCache& cache) -> std::uint64_t { return cache.capacity(); }},
+    {"bytes", [](const RowCache& cache) -> std::uint64_t { return cache.bytes(); }},
+});
 
 }  // namespace shoal

@@ -219,16 +219,10 @@ Outcome answer_stats(const ServiceState& state, const RequestContext& request) {
     step = std::max(step, shard.step());
     clock = std::max<std::uint64_t>(
         clock, shard.table_clock(arc->store_clock(header.job, header.table, header.clock)));
-    const ShardStats stats = shard.stats();
-    for (std::size_t i = 0; i < kShardStatistics.size(); ++i) {
-      const std::uint64_t number = kShardStatistics[i].of(stats);
-      shards[i] = kShardStatistics[i].is_of_greatest ? std::max(shards[i], number) : shards[i] + number;
-    }
+    add_statistics(kShardStatistics, shard.stats(), shards);
     if (const auto tier = shard.tier_stats(); tier.has_value()) {
       ++tiers[0];
-      for (std::size_t i = 0; i < kTierStatistics.size(); ++i) {
-        tiers[1 + i] += kTierStatistics[i].of(*tier);
-      }
+      add_statistics(kTierStatistics, *tier, tiers + 1);
     }
   }
   return words_answer(numbers, request.out);

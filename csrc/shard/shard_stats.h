@@ -39,7 +39,6 @@ struct ShardStats {
   SlotTable::Growth growth;                                // summed over the slots; longest_ns is the maximum
 };
 
-// Without the growth, which no other process asks for.
 inline constexpr auto kShardStatistics = std::to_array<Statistic<ShardStats>>({
     {"rows", number_of<&ShardStats::rows>, Reported::kGauge, "Rows of a table"},
     {"cells", number_of<&ShardStats::cells>},
@@ -59,14 +58,22 @@ inline constexpr auto kShardStatistics = std::to_array<Statistic<ShardStats>>({
     {"waiting", number_of<&ShardStats::waiting>, Reported::kGauge,
      "Keys that are counted and have no row yet"},
     {"rows_expired",
-     [](const ShardStats& all) {
-       return std::accumulate(all.expired.begin(), all.expired.end(), std::uint64_t{0});
+     [](const ShardStats& stats) {
+       return std::accumulate(stats.expired.begin(), stats.expired.end(), std::uint64_t{0});
      },
      Reported::kCounter, "Rows that an expiry rule evicted"},
-    {"expired_by_TimeToLive", [](const ShardStats& all) { return all.expired[0]; }},
-    {"expired_by_DecayedScore", [](const ShardStats& all) { return all.expired[1]; }},
-    {"expired_by_MinNorm", [](const ShardStats& all) { return all.expired[2]; }},
-    {"expired_by_MaxRows", [](const ShardStats& all) { return all.expired[3]; }},
+    {"expired_by_TimeToLive", [](const ShardStats& stats) { return stats.expired[0]; }},
+    {"expired_by_DecayedScore", [](const ShardStats& stats) { return stats.expired[1]; }},
+    {"expired_by_MinNorm", [](const ShardStats& stats) { return stats.expired[2]; }},
+    {"expired_by_MaxRows", [](const ShardStats& stats) { return stats.expired[3]; }},
+});
+
+// Of a SlotTable, and summed over slots: no other process asks for them.
+inline constexpr auto kGrowthStatistics = std::to_array<Statistic<SlotTable::Growth>>({
+    {"growths", number_of<&SlotTable::Growth::times>},
+    {"growing_memory_ns", number_of<&SlotTable::Growth::memory_ns>},
+    {"growing_moving_ns", number_of<&SlotTable::Growth::moving_ns>},
+    {"longest_move_ns", number_of<&SlotTable::Growth::longest_ns>, Reported::kNot, "", true},
 });
 
 struct ShardCounters {
