@@ -189,18 +189,18 @@ void AdmissionFilter::watch() noexcept {
   }
 }
 
-void AdmissionFilter::keep(std::span<const std::uint64_t> hashes) {
+void AdmissionFilter::log(std::span<const std::uint64_t> hashes) {
   if (counter_) {
-    counter_->keep(hashes);
+    counter_->log(hashes);
   } else if (bloom_) {
-    bloom_->keep(hashes);
+    bloom_->log(hashes);
   } else if (admission_->rule().kind == Kind::kCount) {  // no key waits yet
     const auto missing = changes_->candidates.missing(hashes);
-    changes_->candidates.keep(missing, std::vector<const std::byte*>(missing.size()));
+    changes_->candidates.log(missing, std::vector<const std::byte*>(missing.size()));
   }
 }
 
-std::size_t AdmissionFilter::kept_bytes() const noexcept {
+std::size_t AdmissionFilter::logged_bytes() const noexcept {
   return changes_
              ? changes_->candidates.bytes() + changes_->bloom.changed.bytes() + changes_->bloom.lines.bytes()
              : 0;

@@ -7,7 +7,7 @@
 //
 // Keys are processed one after the other in hash order, however a batch is divided, so results do not depend
 // on threads. make_room() comes first: it may run out of memory and then changes nothing; ask() allocates
-// nothing. From mark() on, keep() logs the previous state of keys before they are asked about or forgotten,
+// nothing. From mark() on, log() logs the previous state of keys before they are asked about or forgotten,
 // for copy_to(). The j-th occurrence of a key in push number `step` is admitted at random by a hash of (seed,
 // step, hash, j).
 //
@@ -128,8 +128,8 @@ class AdmissionFilter {
   // For a save, see above. `numbers` is the layout of a PreImageLog and must outlive the save.
   void mark(const Layout& numbers);
   // Logs the state of ascending hashes without rows. After std::bad_alloc the save cannot be completed.
-  void keep(std::span<const std::uint64_t> hashes);
-  std::size_t kept_bytes() const noexcept;
+  void log(std::span<const std::uint64_t> hashes);
+  std::size_t logged_bytes() const noexcept;
   void copy_to(AdmissionSnapshot& copy);  // ends the logging
   void release() noexcept;
 

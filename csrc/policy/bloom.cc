@@ -70,8 +70,8 @@ void Bloom::turn_to(std::uint32_t window) noexcept {
     window_ = window;
     if (before_ != nullptr && !before_->anew) {
       try {
-        Region fresh(lines_.bytes());
-        before_->lines = std::exchange(lines_, std::move(fresh));
+        Region blank(lines_.bytes());
+        before_->lines = std::exchange(lines_, std::move(blank));
         before_->anew = true;
         return;
       } catch (const std::bad_alloc&) {
@@ -162,7 +162,7 @@ std::size_t Bloom::line_named(std::uint64_t name) const noexcept {
   return (name - first_name_) >> name_shift();
 }
 
-void Bloom::keep(std::span<const std::uint64_t> hashes) {
+void Bloom::log(std::span<const std::uint64_t> hashes) {
   if (!before_->had_lines || before_->anew) {
     return;
   }
@@ -177,7 +177,7 @@ void Bloom::keep(std::span<const std::uint64_t> hashes) {
   std::vector<const std::byte*> there(missing.size());
   std::ranges::transform(missing, there.begin(),
                          [&](std::uint64_t name) { return lines_.data() + line_named(name) * kCacheLine; });
-  before_->changed.keep(missing, there);
+  before_->changed.log(missing, there);
 }
 
 void Bloom::save(const Before& before, std::span<std::byte> lines, std::vector<std::byte>& bytes) const {

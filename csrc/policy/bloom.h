@@ -94,10 +94,10 @@ class Bloom {
     Region lines;
     PreImageLog changed;
   };
-  // During a save, previous contents are logged in `before`: by keep(), which is called with ascending hashes
+  // During a save, previous contents are logged in `before`: by log(), which is called with ascending hashes
   // before ask(), and when the filter is cleared. `lost` is set if memory for that runs out. Null ends it.
   void watch(Before* before, bool* lost) noexcept;
-  void keep(std::span<const std::uint64_t> hashes);
+  void log(std::span<const std::uint64_t> hashes);
   const Region& lines() const noexcept { return lines_; }
   // As save(), of `lines`, a copy of lines(), overlaid with the logged ones. Reads nothing that changes.
   void save(const Before& before, std::span<std::byte> lines, std::vector<std::byte>& bytes) const;

@@ -102,7 +102,7 @@ void OccurrenceCounter::forget_oldest() noexcept {
   });
   const auto victims = EvictionCandidates::take(std::max<std::size_t>(1, table_.size() / 8));
   for (const auto& victim : victims) {
-    keep_victims({&victim.hash, 1});
+    log_victims({&victim.hash, 1});
     table_.erase(victim.hash);
   }
 }
@@ -114,7 +114,7 @@ std::size_t OccurrenceCounter::sweep(std::uint32_t now) {
       stale.push_back(hash);
     }
   });
-  keep_victims(stale);
+  log_victims(stale);
   for (const std::uint64_t hash : stale) {
     table_.erase(hash);
   }
@@ -151,14 +151,12 @@ void OccurrenceCounter::save(const SlotTable& copy, const PreImageLog& pre_image
   append_all(bytes, pre_images.laid_over(copy.entries()));
 }
 
-void OccurrenceCounter::keep(std::span<const std::uint64_t> hashes) {
-  pre_images_->keep_from(table_, hashes);
-}
+void OccurrenceCounter::log(std::span<const std::uint64_t> hashes) { pre_images_->log_from(table_, hashes); }
 
-void OccurrenceCounter::keep_victims(std::span<const std::uint64_t> hashes) noexcept {
+void OccurrenceCounter::log_victims(std::span<const std::uint64_t> hashes) noexcept {
   if (pre_images_ != nullptr) {
     try {
-      keep(hashes);
+      log(hashes);
     } catch (const std::bad_alloc&) {
       *lost_ = true;
     }

@@ -56,13 +56,13 @@ class OccurrenceCounter {
   // afterwards, and decide alike.
   void restore_all(ByteReader& in, Slots slots, Slot slot);
 
-  // During a save (policy/admission.h) the caller must call keep() before keys are asked about or forgotten.
+  // During a save (policy/admission.h) the caller must call log() before keys are asked about or forgotten.
   // Keys discarded by this class are logged here; `lost` is set if memory for that runs out. Null ends it.
   void watch(PreImageLog* pre_images, bool* lost) noexcept {
     pre_images_ = pre_images;
     lost_ = lost;
   }
-  void keep(std::span<const std::uint64_t> hashes);
+  void log(std::span<const std::uint64_t> hashes);
   const SlotTable& table() const noexcept { return table_; }
   // As save(), of a copy of the table overlaid with the logged entries.
   static void save(const SlotTable& copy, const PreImageLog& pre_images, std::vector<std::byte>& bytes);
@@ -70,7 +70,7 @@ class OccurrenceCounter {
  private:
   bool is_stale(const std::byte* row, std::uint32_t now) const noexcept;
   void forget_oldest() noexcept;
-  void keep_victims(std::span<const std::uint64_t> hashes) noexcept;
+  void log_victims(std::span<const std::uint64_t> hashes) noexcept;
 
   SlotTable table_;
   std::uint32_t n_;

@@ -28,7 +28,7 @@ void ChangeLog::log(SlotState& slot, std::span<const std::uint64_t> hashes) noex
     return;
   }
   try {
-    slot.pre_images->keep_from(slot.table, hashes);
+    slot.pre_images->log_from(slot.table, hashes);
     if (slot.filter != nullptr) {
       std::vector<std::byte*> rows(hashes.size());
       slot.table.find(hashes, rows);
@@ -38,13 +38,13 @@ void ChangeLog::log(SlotState& slot, std::span<const std::uint64_t> hashes) noex
           waiting.push_back(hashes[i]);
         }
       }
-      slot.filter->keep(waiting);
+      slot.filter->log(waiting);
     }
   } catch (const std::bad_alloc&) {
     lost_ = true;
   }
   const std::size_t logged =
-      slot.pre_images->bytes() + (slot.filter == nullptr ? 0 : slot.filter->kept_bytes());
+      slot.pre_images->bytes() + (slot.filter == nullptr ? 0 : slot.filter->logged_bytes());
   logged_ += logged - std::exchange(slot.logged, logged);
 }
 

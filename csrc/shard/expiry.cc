@@ -361,14 +361,14 @@ void make_room(ShardCore& core, const SlotSlices& batch, const InsertTerms& term
       return;
     }
     const std::size_t filter = terms.asks ? slot.filter->least_bytes() - slot.filter->bytes() : 0;
-    const std::size_t others = slot.bytes() - slot.table.bytes() + filter;
+    const std::size_t other_bytes = slot.bytes() - slot.table.bytes() + filter;
     const std::size_t other_rows = slot.table.size() - (hashes.size() - plan.missing);
-    if (others + slot.table.bytes_with(plan.missing, false) <= core.budget.allowed(s)) {
+    if (other_bytes + slot.table.bytes_with(plan.missing, false) <= core.budget.allowed(s)) {
       plan.action = Action::kGrow;
-    } else if (others + slot.table.bytes_with(plan.missing, true) <= core.budget.allowed(s)) {
+    } else if (other_bytes + slot.table.bytes_with(plan.missing, true) <= core.budget.allowed(s)) {
       plan.action = Action::kReserve;
     } else if (!rules.empty() && other_rows >= plan.missing &&
-               others + slot.table.bytes() <= core.budget.allowed(s)) {
+               other_bytes + slot.table.bytes() <= core.budget.allowed(s)) {
       plan.action = Action::kEvict;
       plan.evict = std::min(other_rows, std::max(plan.missing, slot.table.size() / 8));
     } else {

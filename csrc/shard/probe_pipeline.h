@@ -50,12 +50,12 @@ struct NoLock {
 template <class Lock>
 class ProbePipeline {
  public:
-  // Slot s of `slots` has the hashes [offsets[s], offsets[s + 1]). A run has at most `most` rows. Rows in
+  // Slot s of `slots` has the hashes [offsets[s], offsets[s + 1]). A run has at most `max_rows` rows. Rows in
   // `known` are not searched; found rows are recorded in `noted`.
   ProbePipeline(std::span<const std::unique_ptr<SlotState>> slots, std::size_t first_slot,
                 const Layout& layout, std::span<const std::uint64_t> hashes,
-                std::span<const std::uint64_t> offsets, std::size_t most, const RowLocations* known = nullptr,
-                RowLocations* noted = nullptr)
+                std::span<const std::uint64_t> offsets, std::size_t max_rows,
+                const RowLocations* known = nullptr, RowLocations* noted = nullptr)
       : slots_(slots),
         first_slot_(first_slot),
         layout_(layout),
@@ -63,7 +63,7 @@ class ProbePipeline {
         noted_(noted),
         hashes_(hashes),
         offsets_(offsets),
-        most_(std::min(most, Probe::kMax)),
+        max_rows_(std::min(max_rows, Probe::kMax)),
         lag_(layout.narrow ? 1 : 2),
         runs_{Run(layout), Run(layout), Run(layout), Run(layout)} {}
 
@@ -119,7 +119,7 @@ class ProbePipeline {
   void load(Run& run, Worker& worker) {
     run.first = next_;
     run.probe.start(hashes_.data() + next_);
-    std::size_t room = most_;
+    std::size_t room = max_rows_;
     while (room != 0 && next_ != end_ && run.probe.parts().size() != kMaxSlots) {
       if (offsets_[slot_ + 1] <= next_) {
         slot_ = index_of(layout_.slots.of(hashes_[next_])) - first_slot_;
@@ -178,7 +178,7 @@ class ProbePipeline {
   RowLocations* noted_;
   std::span<const std::uint64_t> hashes_;
   std::span<const std::uint64_t> offsets_;
-  std::size_t most_;
+  std::size_t max_rows_;
   std::size_t lag_;
   std::size_t slot_ = 0;
   bool knows_ = false;    // whether known_ has the rows of that slot

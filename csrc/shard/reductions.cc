@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "shard/transform.h"
 #include "shard/user_function.h"
 
 namespace shoal {
@@ -99,20 +98,21 @@ bool before(const Candidate& a, const Candidate& b) noexcept {
   return a.norm != b.norm ? a.norm > b.norm : unmix(a.hash) < unmix(b.hash);
 }
 
-void keep_best(std::vector<Candidate>& all, std::size_t k) {
-  if (all.size() > k) {
-    std::nth_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(k), all.end(), before);
-    all.resize(k);
+void drop_all_but_best(std::vector<Candidate>& candidates, std::size_t k) {
+  if (candidates.size() > k) {
+    std::nth_element(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(k),
+                     candidates.end(), before);
+    candidates.resize(k);
   }
 }
 
 // The best first, as pairs.
-std::vector<double> sorted(std::vector<Candidate>& all) {
-  std::sort(all.begin(), all.end(), before);
+std::vector<double> sorted(std::vector<Candidate>& candidates) {
+  std::sort(candidates.begin(), candidates.end(), before);
   std::vector<double> answers;
-  for (const Candidate& one : all) {
-    answers.push_back(one.norm);
-    answers.push_back(std::bit_cast<double>(one.hash));
+  for (const Candidate& candidate : candidates) {
+    answers.push_back(candidate.norm);
+    answers.push_back(std::bit_cast<double>(candidate.hash));
   }
   return answers;
 }
@@ -174,16 +174,16 @@ std::vector<double> top(const Shard& shard, const Call& call, std::size_t first,
            [&](std::size_t part, std::size_t /*slot*/, std::uint64_t hash, std::span<const float> weights) {
              best[part].push_back({norm_of(weights, call.elements), hash});
              if (best[part].size() >= 2 * k + kMinCounted) {
-               keep_best(best[part], k);
+               drop_all_but_best(best[part], k);
              }
            });
-  std::vector<Candidate> all;
-  for (auto& some : best) {
-    keep_best(some, k);
-    all.insert(all.end(), some.begin(), some.end());
+  std::vector<Candidate> candidates;
+  for (auto& of_part : best) {
+    drop_all_but_best(of_part, k);
+    candidates.insert(candidates.end(), of_part.begin(), of_part.end());
   }
-  keep_best(all, k);
-  return sorted(all);
+  drop_all_but_best(candidates, k);
+  return sorted(candidates);
 }
 
 std::vector<double> digests(const Shard& shard, std::size_t first, std::size_t end, std::size_t parts) {
@@ -219,18 +219,18 @@ void shrink_all(std::span<float> weights, double l1) noexcept {
 
 std::vector<double> join(Function function, std::span<const double> parameters,
                          std::span<const std::vector<double>> parts) {
-  std::vector<double> all;
+  std::vector<double> results;
   for (const auto& part : parts) {
-    all.insert(all.end(), part.begin(), part.end());
+    results.insert(results.end(), part.begin(), part.end());
   }
   if (function != Function::kTopK || parts.size() < 2) {
-    return all;
+    return results;
   }
   std::vector<Candidate> best;
-  for (std::size_t i = 0; i < all.size(); i += 2) {
-    best.push_back({all[i], std::bit_cast<std::uint64_t>(all[i + 1])});
+  for (std::size_t i = 0; i < results.size(); i += 2) {
+    best.push_back({results[i], std::bit_cast<std::uint64_t>(results[i + 1])});
   }
-  keep_best(best, static_cast<std::size_t>(parameters[0]));
+  drop_all_but_best(best, static_cast<std::size_t>(parameters[0]));
   return sorted(best);
 }
 

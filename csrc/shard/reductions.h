@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -49,5 +50,13 @@ std::vector<double> reduce(Shard& shard, Function function, std::span<const doub
 // The result of several ranges of slots, from the results of each, in the order of their slots.
 std::vector<double> join(Function function, std::span<const double> parameters,
                          std::span<const std::vector<double>> parts);
+
+// Changes the weights of all rows in memory of the slots [first, end): change(weights) modifies the weights
+// of some rows in place. Weights that keep their bits keep their state; others are moved by the optimizer's
+// move(), or set. Returns the number of changed rows per slot. As in a push, a row that would not be finite
+// is left unchanged and counted. With a pool of one thread std::bad_alloc changes nothing: all memory is
+// allocated first.
+std::vector<std::size_t> transform_weights(Shard& shard, std::size_t first, std::size_t end,
+                                           const std::function<void(std::span<float>)>& change);
 
 }  // namespace shoal

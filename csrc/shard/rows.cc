@@ -94,12 +94,12 @@ void scatter_narrow(const std::array<float*, Rows::kMaxNumbers>& numbers, std::s
 }  // namespace
 
 std::array<float*, Rows::kMaxNumbers> Rows::numbers(const Block& block) const noexcept {
-  std::array<float*, kMaxNumbers> all{};
-  std::copy_n(block.columns.begin(), columns_, all.begin());
+  std::array<float*, kMaxNumbers> destinations{};
+  std::copy_n(block.columns.begin(), columns_, destinations.begin());
   if (has_row_state_) {
-    all[columns_] = block.row_state;
+    destinations[columns_] = block.row_state;
   }
-  return all;
+  return destinations;
 }
 
 void Rows::widen(const std::byte* from, float* to) const noexcept {

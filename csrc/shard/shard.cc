@@ -26,8 +26,8 @@ namespace {
 
 constexpr std::uint32_t kStateStream = 5;  // a noise stream of its own for the row state
 
-template <class One>
-std::size_t step_where_stored(const One& rule, const InPlace& rows) noexcept {
+template <class Rule>
+std::size_t step_where_stored(const Rule& rule, const InPlace& rows) noexcept {
   if constexpr (requires { rule.step(rows); }) {
     return rule.step(rows);
   } else {
@@ -122,8 +122,8 @@ void Shard::locate(const SlotSlices& batch, RowLocations& locations) const {
   core_.check_batch(batch);
   const ShardCore::Turn turn = core_.turn();
   core_.known(batch, &locations);
-  if (core_.of_all != nullptr) {
-    const std::shared_lock all(*core_.of_all);
+  if (core_.common_lock != nullptr) {
+    const std::shared_lock lock(*core_.common_lock);
     core_.find<NoLock>(batch, locations, 0, core_.states.size());
   } else {
     core_.find<std::shared_lock<std::shared_mutex>>(batch, locations, 0, core_.states.size());
@@ -141,42 +141,6 @@ bool Shard::prefetch(const SlotSlices& batch, RowLocations* locations) const {
   const ShardCore::Turn turn = core_.turn();
   core_.source->prefetch(batch, locations);
   return true;
-}
-
-template <class Body>
-std::uint64_t Shard::write_rows(const SlotSlices& batch, const OccurrenceCounts& occurrences,
-                                std::size_t* stepped, RowLocations* locations, ShardScratch* scratch,
-                                const Body& body) {
-  const ShardCore::Writing writing = core_.begin_writing(batch, locations, RowSource::Use::kCreates);
-  InsertTerms terms{.now = {.clock = table_clock(occurrences.clock)},
-                    .asks = !core_.admission.admits_all(),
-                    .counts = occurrences.counts};
-  make_room(core_, batch, terms);
-  const std::uint64_t step = core_.step.fetch_add(1, std::memory_order_relaxed) + 1;
-  terms.now.step = step;
-  std::atomic<std::uint64_t> dropped{0};
-  body(
-      Change{.step = step, .noise = step_noise(core_.spec.seed, step), .clock = terms.now.clock},
-      [&](const auto& use) {
-        change(
-            batch, terms,
-            {.before = locations != nullptr && locations->is_for(core_.number) ? locations : nullptr},
-            [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
-              const std::size_t bad = use(work, rows, first, ahead);
-              if (stepped != nullptr) {
-                *stepped = first + rows.size();
-              }
-              if (bad != 0) {
-                dropped.fetch_add(bad, std::memory_order_relaxed);
-              }
-            },
-            scratch);
-      });
-  enforce_max_rows(core_, batch, terms.now.clock);
-  core_.counters.pushes.fetch_add(1, std::memory_order_relaxed);
-  core_.counters.rows_pushed.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
-  core_.counters.nonfinite_rows.fetch_add(dropped.load(), std::memory_order_relaxed);
-  return step;
 }
 
 void Shard::check_push(const SlotSlices& batch, const OccurrenceCounts& occurrences,
@@ -201,6 +165,7 @@ std::uint64_t Shard::step_rows(const SlotSlices& batch, const Slopes& slopes,
   const bool in_place = core_.spec.optimizer.elements() == Elements::kInt64Pairs ||
                         (core_.rows.dtype() == Dtype::kFloat32 && dim >= InPlace::kMinDim &&
                          !core_.spec.optimizer.clip().active());
+  const ShardCore::Writing writing = core_.begin_writing(batch, locations, RowSource::Use::kCreates);
   return write_rows(batch, occurrences, stepped, locations, scratch, [&](const Change& now, const auto& run) {
     const double part = static_cast<double>(core_.spec.optimizer.schedule().at(now.clock)) * rate();
     std::visit(
@@ -285,7 +250,9 @@ std::uint64_t Shard::push_whole(const SlotSlices& batch, std::span<const float> 
                   " do not add up: push gradients to a table with this optimizer");
   SHOAL_CHECK(changes.size() == batch.hashes.size() * floats,
               "changes must be len(keys) x the numbers of a row");
-  return write_rows(batch, occurrences, stepped, nullptr, scratch, [&](const Change& now, const auto& run) {
+  RowLocations* locations = nullptr;
+  const ShardCore::Writing writing = core_.begin_writing(batch, locations, RowSource::Use::kCreates);
+  return write_rows(batch, occurrences, stepped, locations, scratch, [&](const Change& now, const auto& run) {
     run([&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
       const Block block = work.block(rows.size(), core_.rows.dim());
       const float* const added = changes.data() + first * floats;

@@ -219,11 +219,11 @@ class Shard final {
     std::uint64_t noise = 0;  // base/noise.h: step_noise
     std::uint32_t clock = 0;  // the table's
   };
-  // A push: calls body(change, run) once, which calls run(use); use(work, rows, first, ahead) changes a run
-  // of rows and returns the number of those that would not have been finite.
+  // A push by a call that may write: calls body(change, run) once, which calls run(use); use(work, rows,
+  // first, ahead) changes a run of rows and returns the number of those that would not have been finite.
   template <class Body>
   std::uint64_t write_rows(const SlotSlices& batch, const OccurrenceCounts& occurrences, std::size_t* stepped,
-                           RowLocations* locations, ShardScratch* scratch, const Body& body);
+                           const RowLocations* locations, ShardScratch* scratch, const Body& body);
   std::uint64_t step_rows(const SlotSlices& batch, const Slopes& slopes, const OccurrenceCounts& occurrences,
                           std::size_t* stepped, RowLocations* locations, ShardScratch* scratch);
   void check_push(const SlotSlices& batch, const OccurrenceCounts& occurrences, const std::size_t* stepped,

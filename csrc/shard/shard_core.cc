@@ -31,10 +31,10 @@ ShardCore::ShardCore(const TableSpec& table_spec, Slots all_slots, ThreadPool& t
       initial_row(spec, rows),
       number(next_number()),
       numbers(PreImageLog::kNumberBytes, slots),
-      of_all(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr),
+      common_lock(locks == Locks::kOne ? std::make_unique<std::shared_mutex>() : nullptr),
       states(new_states(std::min(end_slot, slots.count()))),
       budget(memory_budget, states, first),
-      changes(states, slots, rows.bytes(), of_all == nullptr) {}
+      changes(states, slots, rows.bytes(), common_lock == nullptr) {}
 
 SlotStates ShardCore::new_states(std::size_t end_slot) {
   for (const Expiry& rule : spec.lifecycle.expire()) {
@@ -46,7 +46,7 @@ SlotStates ShardCore::new_states(std::size_t end_slot) {
   made.reserve(end_slot - first);
   for (std::size_t s = first; s < end_slot; ++s) {
     const Slot slot{static_cast<std::uint32_t>(s)};
-    made.push_back(std::make_unique<SlotState>(layout, slot, chunks, of_all.get()));
+    made.push_back(std::make_unique<SlotState>(layout, slot, chunks, common_lock.get()));
     if (!admission.admits_all()) {
       made.back()->filter = std::make_unique<AdmissionFilter>(admission, slot);
     }
@@ -74,15 +74,15 @@ SlotState& ShardCore::at(Slot slot) const {
 }
 
 ShardCore::RowBytes ShardCore::rows_and_bytes() const {
-  RowBytes all{.rows = 0, .bytes = 0};
+  RowBytes total{.rows = 0, .bytes = 0};
   for (std::size_t s = 0; s < states.size(); ++s) {
-    all.rows += states[s]->table.size() + rows_elsewhere(s);
-    all.bytes += states[s]->bytes();
+    total.rows += states[s]->table.size() + rows_elsewhere(s);
+    total.bytes += states[s]->bytes();
   }
   if (source != nullptr) {
-    all.bytes = all.rows * (rows.bytes() + 2 * sizeof(std::uint64_t));
+    total.bytes = total.rows * (rows.bytes() + 2 * sizeof(std::uint64_t));
   }
-  return all;
+  return total;
 }
 
 ShardCore::Turn ShardCore::turn() const {
@@ -131,8 +131,8 @@ void ShardCore::weights_of(std::span<std::byte* const> found, float* weights) co
   Workspace work(rows);
   std::visit(
       [&](const auto& rule) {
-        for (std::size_t i = 0; i < found.size(); i += work.most) {
-          const auto run = found.subspan(i, std::min(work.most, found.size() - i));
+        for (std::size_t i = 0; i < found.size(); i += work.max_rows) {
+          const auto run = found.subspan(i, std::min(work.max_rows, found.size() - i));
           PrefetchCursor none;
           if constexpr (std::remove_cvref_t<decltype(rule)>::kDerivesWeights) {
             const Block block = work.block(run.size(), rows.dim());

@@ -148,8 +148,8 @@ struct ShardCore {
   InitialRow initial_row;
   std::uint64_t number;  // unique in the process
   OwnerProcess owner;
-  Layout numbers;                             // of a PreImageLog
-  std::unique_ptr<std::shared_mutex> of_all;  // the lock of all slots (Locks::kOne), else null
+  Layout numbers;                                  // of a PreImageLog
+  std::unique_ptr<std::shared_mutex> common_lock;  // the lock of all slots (Locks::kOne), else null
   SlotStates states;
   ShardBudget budget;
   WriterGate writers;

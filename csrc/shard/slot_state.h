@@ -26,8 +26,8 @@ namespace shoal {
 
 // A slot's table and its lock, its own or the one of all slots.
 struct alignas(kCacheLine) SlotState {
-  SlotState(const Layout& layout, Slot slot, Chunks& chunks, std::shared_mutex* of_all)
-      : lock(of_all != nullptr ? *of_all : own), table(layout, slot, chunks) {}
+  SlotState(const Layout& layout, Slot slot, Chunks& chunks, std::shared_mutex* common_lock)
+      : lock(common_lock != nullptr ? *common_lock : own), table(layout, slot, chunks) {}
   // The first cache line holds what a batch needs that only updates rows, the second the addresses of wide
   // rows.
   std::shared_mutex& lock;

@@ -27,12 +27,12 @@ struct Snapshot::Copy {
   }
   // In ascending order of hash.
   std::vector<SlotTable::Entry> picked(std::size_t row_bytes) const {
-    std::vector<SlotTable::Entry> all(hashes.size());
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i] = {hashes[i], bytes.data() + i * row_bytes};
+    std::vector<SlotTable::Entry> entries(hashes.size());
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      entries[i] = {hashes[i], bytes.data() + i * row_bytes};
     }
-    std::ranges::sort(all, {}, &SlotTable::Entry::hash);
-    return all;
+    std::ranges::sort(entries, {}, &SlotTable::Entry::hash);
+    return entries;
   }
 
   SlotTable rows;
@@ -41,7 +41,7 @@ struct Snapshot::Copy {
   std::vector<std::byte> bytes;
 };
 
-Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size_t most, Purpose purpose,
+Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size_t limit, Purpose purpose,
                    std::size_t parts)
     : core_(shard.core()),
       step_(shard.step()),
@@ -72,9 +72,9 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
     }
     throw;
   }
-  const ShardCore::RowBytes all = core_.rows_and_bytes();
-  rows_ = all.rows;
-  bytes_ = all.bytes;
+  const ShardCore::RowBytes total = core_.rows_and_bytes();
+  rows_ = total.rows;
+  bytes_ = total.bytes;
   for (std::size_t s = 0; s < slots; ++s) {
     SlotState& slot = *core_.states[s];
     slot.pre_images = std::move(logs[s]);
@@ -83,7 +83,7 @@ Snapshot::Snapshot(Shard& shard, std::uint32_t store_clock, Kind kind, std::size
   if (kind != Kind::kPlain) {
     core_.changes.begin_base(purpose, std::move(changed));
   }
-  core_.changes.begin_snapshot(most != 0 ? most : std::max(kMin / parts, bytes_ / kShare));
+  core_.changes.begin_snapshot(limit != 0 ? limit : std::max(kMin / parts, bytes_ / kShare));
 }
 
 Snapshot::~Snapshot() { close(); }

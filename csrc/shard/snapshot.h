@@ -1,19 +1,13 @@
 // Snapshot: a consistent read of a shard as of one moment, slot by slot, while the shard keeps changing
-// (copy-on-write).
+// (copy-on-write): take() returns the bytes that Shard::section() and filter() would have returned then.
 //
-//   pause_writers(), Snapshot(), resume_writers()   the moment: no push is half done, and every slot is
-//                                                   marked as not yet taken
-//   take(slot), read_slot(slot)                     copy the slot under its lock, unmark it, and overlay its
-//                                                   PreImageLog
-//   a change of a marked slot                       first logs the previous contents (table/pre_image_log.h)
-//
-// take() returns the bytes that Shard::section() and filter() would have returned at the moment. snapshot.cc
-// has deltas.
+//   pause_writers(), Snapshot(), resume_writers()   the moment: no push is half done, and every slot is marked
+//   take(slot), read_slot(slot)                     copy the slot, unmark it, and overlay its PreImageLog
+//   a change of a marked slot                       first logs the previous contents (shard/change_log.h)
 //
 // Invariants
 //   I1  a slot that is not taken is marked: it has a PreImageLog, and is watched.
-//   I2  the table overlaid with the PreImageLog equals the rows of the moment; likewise for the slot's
-//       admission filter.
+//   I2  the table overlaid with the PreImageLog equals the rows of the moment; so does the admission filter.
 //
 // Threads: take(), read_slot() and read_changes() in any number of threads for different slots, while others
 // use the shard. One snapshot per shard at a time; to save several as of one moment, pause all of them first.
@@ -66,11 +60,11 @@ class Snapshot {
     Ranges ranges;
   };
 
-  // Requires paused writers; the shard must outlive the snapshot. `most` 0: the default, where the table is
+  // Requires paused writers; the shard must outlive the snapshot. `limit` 0: the default, where the table is
   // saved by `parts` snapshots, which share kMin. Throws std::invalid_argument if the shard is being saved,
   // or has no base for a delta of that purpose.
   explicit Snapshot(Shard& shard, std::uint32_t store_clock = 0, Kind kind = Kind::kPlain,
-                    std::size_t most = 0, Purpose purpose = Purpose::kSave, std::size_t parts = 1);
+                    std::size_t limit = 0, Purpose purpose = Purpose::kSave, std::size_t parts = 1);
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;

@@ -14,7 +14,7 @@ struct TierStats {
   std::uint64_t rows_in_memory = 0;
   std::uint64_t rows_on_disk = 0;       // valid or not
   std::uint64_t memory_bytes = 0;       // what is compared with the limit
-  std::uint64_t index_bytes = 0;        // of that: filters, fences and heat
+  std::uint64_t index_bytes = 0;        // of that: filters, fences and use counters
   std::uint64_t disk_bytes = 0;         // of the file
   std::uint64_t hits = 0;               // keys of batches whose rows were in memory
   std::uint64_t misses = 0;             // read from the disk

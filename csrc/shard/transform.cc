@@ -1,4 +1,4 @@
-#include "shard/transform.h"
+// A change of all weights of slots in place.
 
 #include <algorithm>
 #include <array>
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/noise.h"
+#include "shard/reductions.h"
 #include "shard/shard.h"
 #include "shard/workspace.h"
 
@@ -76,7 +77,7 @@ std::vector<std::size_t> transform_weights(Shard& shard, std::size_t first, std:
     core.states[slot - core.first]->table.each_row([&](std::uint64_t hash, std::byte* row) {
       hashes[count] = hash;
       pointers[count] = row;
-      if (++count == work.most) {
+      if (++count == work.max_rows) {
         flush();
       }
     });

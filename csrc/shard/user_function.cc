@@ -120,8 +120,8 @@ std::vector<double> run_user_function(Shard& shard, bool writes, std::span<const
     }
   };
   const auto each_run = [&](std::size_t n, const auto& act) {
-    for (std::size_t r = 0; r < n; r += work.most) {
-      act(r, std::min(work.most, n - r));
+    for (std::size_t r = 0; r < n; r += work.max_rows) {
+      act(r, std::min(work.max_rows, n - r));
     }
   };
 

@@ -17,11 +17,8 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
 
-#include "base/noise.h"
-#include "shard/expiry.h"
 #include "shard/user_arrays.h"
 #include "shard/walk.h"
 
@@ -58,17 +55,18 @@ std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, co
   core_.find<NoLock>(batch, found, 0, core_.states.size());
   const auto read_rows = [&](const Block& block, std::size_t first, Workspace& work) {
     std::array<std::byte*, Probe::kMax> rows;
-    for (std::size_t r = 0; r < block.rows; r += work.most) {
-      const auto run = found.rows(first + r, std::min(work.most, block.rows - r));
+    for (std::size_t r = 0; r < block.rows; r += work.max_rows) {
+      const auto run = found.rows(first + r, std::min(work.max_rows, block.rows - r));
       for (std::size_t i = 0; i < run.size(); ++i) {
         rows[i] = run[i];
         if (rows[i] == nullptr) {
           rows[i] = core_.initial_row.at(batch.hashes[first + r + i], work.initial + i * core_.rows.bytes());
         }
       }
-      const std::size_t next = std::min(r + work.most, block.rows);
+      const std::size_t next = std::min(r + work.max_rows, block.rows);
       PrefetchCursor ahead;
-      ahead.append_rows(found.rows(first + next, std::min(work.most, block.rows - next)), core_.rows.bytes());
+      ahead.append_rows(found.rows(first + next, std::min(work.max_rows, block.rows - next)),
+                        core_.rows.bytes());
       core_.rows.gather(std::span(rows).first(run.size()), arrays.block(first + r, run.size()), ahead);
       ahead.drain();
     }
@@ -99,34 +97,16 @@ std::uint64_t Shard::step_user(const UserRule& rule, const SlotSlices& batch, co
   });
 
   const auto budget_lock = core_.budget.lock();
-  const InsertTerms terms{.now = {.clock = table_clock(occurrences.clock), .step = step},
-                          .asks = !core_.admission.admits_all(),
-                          .counts = occurrences.counts};
-  make_room(core_, batch, terms);
-  core_.step.store(step, std::memory_order_relaxed);
-  const std::uint64_t shared = step_noise(core_.spec.seed, step);
-  std::atomic<std::uint64_t> dropped{0};
-  change(batch, terms, {.before = &found},
-         [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
-           Block block = arrays.block(first, rows.size());
-           block.noise = work.noise;
-           if (core_.rows.dtype() != Dtype::kFloat32) {
-             fill_noise(batch.hashes.subspan(first, rows.size()), dim, shared, work.noise);
-           }
-           const std::size_t bad =
-               core_.rows.scatter_finite(block, arrays.moves() + first, arrays.finite() + first, rows, ahead);
-           if (stepped != nullptr) {
-             *stepped = first + rows.size();
-           }
-           if (bad != 0) {
-             dropped.fetch_add(bad, std::memory_order_relaxed);
-           }
-         });
-  enforce_max_rows(core_, batch, terms.now.clock);
-  core_.counters.pushes.fetch_add(1, std::memory_order_relaxed);
-  core_.counters.rows_pushed.fetch_add(n, std::memory_order_relaxed);
-  core_.counters.nonfinite_rows.fetch_add(dropped.load(), std::memory_order_relaxed);
-  return step;
+  return write_rows(batch, occurrences, stepped, &found, nullptr, [&](const Change& now, const auto& run) {
+    run([&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+      Block block = arrays.block(first, rows.size());
+      block.noise = work.noise;
+      if (core_.rows.dtype() != Dtype::kFloat32) {
+        fill_noise(batch.hashes.subspan(first, rows.size()), dim, now.noise, work.noise);
+      }
+      return core_.rows.scatter_finite(block, arrays.moves() + first, arrays.finite() + first, rows, ahead);
+    });
+  });
 }
 
 }  // namespace shoal

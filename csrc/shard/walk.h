@@ -6,6 +6,7 @@
 //   find     only the rows' locations, in the calling thread
 //   read     every run of rows; an absent row is replaced by its initial row
 //   change   every run of rows; missing rows are created if the admission rule lets them
+//   write    a push: change() with room made for its rows before, a step number, and counts
 //
 // Threads: as the ShardCore's.
 
@@ -22,6 +23,8 @@
 #include <shared_mutex>
 #include <span>
 
+#include "base/noise.h"
+#include "shard/expiry.h"
 #include "shard/probe_pipeline.h"
 #include "shard/row_creator.h"
 #include "shard/shard.h"
@@ -55,13 +58,13 @@ void ShardCore::walk(const SlotSlices& batch, const Known& known, const MakeWork
   const auto walk_by = [&]<class PipelineLock>() {
     split(batch, [&](std::size_t begin, std::size_t end) {
       auto worker = make_worker();
-      ProbePipeline<PipelineLock>(states, first, layout, batch.hashes, batch.offsets, worker.work.most,
+      ProbePipeline<PipelineLock>(states, first, layout, batch.hashes, batch.offsets, worker.work.max_rows,
                                   known.before, known.after)
           .walk(begin, end, worker);
     });
   };
-  if (of_all != nullptr) {
-    const Lock all(*of_all);
+  if (common_lock != nullptr) {
+    const Lock lock(*common_lock);
     walk_by.template operator()<NoLock>();
   } else {
     walk_by.template operator()<Lock>();
@@ -183,6 +186,41 @@ void Shard::change(const SlotSlices& batch, const InsertTerms& terms, const Shar
       trim_heap();
     }
   }
+}
+
+template <class Body>
+std::uint64_t Shard::write_rows(const SlotSlices& batch, const OccurrenceCounts& occurrences,
+                                std::size_t* stepped, const RowLocations* locations, ShardScratch* scratch,
+                                const Body& body) {
+  InsertTerms terms{.now = {.clock = table_clock(occurrences.clock)},
+                    .asks = !core_.admission.admits_all(),
+                    .counts = occurrences.counts};
+  make_room(core_, batch, terms);
+  const std::uint64_t step = core_.step.fetch_add(1, std::memory_order_relaxed) + 1;
+  terms.now.step = step;
+  std::atomic<std::uint64_t> dropped{0};
+  body(
+      Change{.step = step, .noise = step_noise(core_.spec.seed, step), .clock = terms.now.clock},
+      [&](const auto& use) {
+        change(
+            batch, terms,
+            {.before = locations != nullptr && locations->is_for(core_.number) ? locations : nullptr},
+            [&](Workspace& work, std::span<std::byte* const> rows, std::size_t first, PrefetchCursor& ahead) {
+              const std::size_t bad = use(work, rows, first, ahead);
+              if (stepped != nullptr) {
+                *stepped = first + rows.size();
+              }
+              if (bad != 0) {
+                dropped.fetch_add(bad, std::memory_order_relaxed);
+              }
+            },
+            scratch);
+      });
+  enforce_max_rows(core_, batch, terms.now.clock);
+  core_.counters.pushes.fetch_add(1, std::memory_order_relaxed);
+  core_.counters.rows_pushed.fetch_add(batch.hashes.size(), std::memory_order_relaxed);
+  core_.counters.nonfinite_rows.fetch_add(dropped.load(), std::memory_order_relaxed);
+  return step;
 }
 
 }  // namespace shoal

@@ -27,11 +27,11 @@ inline constexpr std::size_t kBlockElements = 1024;
 struct Workspace {
   // In this memory; null: it has its own.
   explicit Workspace(const Rows& rows, ShardScratch* scratch = nullptr)
-      : most(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, Probe::kMax)),
-        elements(most * rows.dim()) {
-    const std::array<std::size_t, 4> sizes{sizeof(float) * (elements * (kMaxColumns + 1) + most),
-                                           sizeof(std::uint32_t) * elements, sizeof(std::uint32_t) * 2 * most,
-                                           most * rows.bytes()};
+      : max_rows(std::clamp<std::size_t>(kBlockElements / rows.dim(), 1, Probe::kMax)),
+        elements(max_rows * rows.dim()) {
+    const std::array<std::size_t, 4> sizes{sizeof(float) * (elements * (kMaxColumns + 1) + max_rows),
+                                           sizeof(std::uint32_t) * elements,
+                                           sizeof(std::uint32_t) * 2 * max_rows, max_rows * rows.bytes()};
     std::size_t size = 0;
     for (const std::size_t bytes : sizes) {
       size += aligned(bytes);
@@ -56,9 +56,9 @@ struct Workspace {
             .step = 0};
   }
   std::uint32_t* moves() noexcept { return flags; }
-  std::uint32_t* finite() noexcept { return flags + most; }
+  std::uint32_t* finite() noexcept { return flags + max_rows; }
 
-  std::size_t most;
+  std::size_t max_rows;
   std::size_t elements;
   float* floats;
   std::uint32_t* noise;

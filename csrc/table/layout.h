@@ -1,12 +1,11 @@
 // Layout: the sizes of a row and of a bucket's parts, in bytes. It does not know what the columns mean.
 //
-//   row [ column 0: dim weights of the storage dtype, padded to 4 bytes | columns 1..: dim float32 each | row
-//   state ]
+//   row [ column 0: dim weights of the storage dtype, padded to 4 bytes | columns 1..: dim float32 each
+//       | row state ]
 //   bucket  one cache line: `cells` hashes of 8 bytes, then as many payloads
 //
 //   narrow (row <= 16 bytes)   the payload is the row            4 B: 5 cells   8 B: 4   12 B: 3   16 B: 2
-//   wide                       the payload is a row number of 4 bytes; the row lies in the slot's slab       5
-//                                                                                                            cells
+//   wide                       the payload is a row number of 4 bytes, of a row in the slot's slab: 5 cells
 //
 // FTRL's (z, n) at dim 1 is 8 bytes: four (hash, z, n) fill a line of 64 bytes, so a full table takes 16
 // bytes per key.

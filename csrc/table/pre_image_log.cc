@@ -6,19 +6,19 @@
 namespace shoal {
 
 std::vector<std::uint64_t> PreImageLog::missing(std::span<const std::uint64_t> hashes) {
-  std::vector<std::byte*> kept(hashes.size());
-  numbers_.find(hashes, kept);
+  std::vector<std::byte*> logged(hashes.size());
+  numbers_.find(hashes, logged);
   std::vector<std::uint64_t> missing;
   missing.reserve(hashes.size());
   for (std::size_t i = 0; i < hashes.size(); ++i) {
-    if (kept[i] == nullptr) {
+    if (logged[i] == nullptr) {
       missing.push_back(hashes[i]);
     }
   }
   return missing;
 }
 
-void PreImageLog::keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces) {
+void PreImageLog::log(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces) {
   const auto there = static_cast<std::size_t>(
       std::ranges::count_if(pieces, [](const std::byte* piece) { return piece != nullptr; }));
   const std::size_t needed = (end_ + there) * piece_bytes_;
@@ -36,33 +36,33 @@ void PreImageLog::keep(std::span<const std::uint64_t> hashes, std::span<const st
   }
 }
 
-void PreImageLog::keep_from(SlotTable& table, std::span<const std::uint64_t> hashes) {
-  const auto fresh = missing(hashes);
-  std::vector<std::byte*> rows(fresh.size());
-  table.find(fresh, rows);
-  keep(fresh, {rows.data(), rows.size()});
+void PreImageLog::log_from(SlotTable& table, std::span<const std::uint64_t> hashes) {
+  const auto unlogged = missing(hashes);
+  std::vector<std::byte*> rows(unlogged.size());
+  table.find(unlogged, rows);
+  log(unlogged, {rows.data(), rows.size()});
 }
 
 std::vector<PreImageLog::Piece> PreImageLog::entries() const {
-  std::vector<Piece> all;
-  all.reserve(numbers_.size());
+  std::vector<Piece> pieces;
+  pieces.reserve(numbers_.size());
   for (const SlotTable::Entry& entry : numbers_.entries()) {
     std::uint32_t at;
     std::memcpy(&at, entry.row, sizeof at);
-    all.push_back({entry.hash, at == kNone ? nullptr : pieces_.data() + at * piece_bytes_});
+    pieces.push_back({entry.hash, at == kNone ? nullptr : pieces_.data() + at * piece_bytes_});
   }
-  return all;
+  return pieces;
 }
 
 std::vector<SlotTable::Entry> PreImageLog::laid_over(std::vector<SlotTable::Entry> now) const {
-  const auto kept = entries();
-  if (kept.empty()) {
+  const auto logged = entries();
+  if (logged.empty()) {
     return now;
   }
   std::vector<SlotTable::Entry> then;
-  then.reserve(now.size() + kept.size());
+  then.reserve(now.size() + logged.size());
   auto next = now.begin();
-  for (const Piece& piece : kept) {
+  for (const Piece& piece : logged) {
     for (; next != now.end() && next->hash < piece.hash; ++next) {
       then.push_back(*next);
     }

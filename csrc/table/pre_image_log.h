@@ -42,10 +42,10 @@ class PreImageLog {
   // The hashes that are not logged yet.
   std::vector<std::uint64_t> missing(std::span<const std::uint64_t> hashes);
   // Logs the contents of hashes that are missing(), each hash once. std::bad_alloc changes nothing.
-  void keep(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces);
+  void log(std::span<const std::uint64_t> hashes, std::span<const std::byte* const> pieces);
 
-  // missing() and keep() of the rows of a table.
-  void keep_from(SlotTable& table, std::span<const std::uint64_t> hashes);
+  // missing() and log() of the rows of a table.
+  void log_from(SlotTable& table, std::span<const std::uint64_t> hashes);
 
   std::size_t bytes() const noexcept { return numbers_.bytes() + pieces_.bytes(); }
 

@@ -44,9 +44,10 @@ std::size_t SizeClasses::buckets_for(std::size_t rows, std::size_t cells) const 
 }
 
 std::size_t SizeClasses::limit_of(std::size_t buckets, std::size_t cells) const noexcept {
-  const std::size_t all = buckets * cells;
+  const std::size_t total_cells = buckets * cells;
   return buckets == 0 ? 0
-                      : std::min(all - 1, static_cast<std::size_t>(static_cast<double>(all) * load_limit_));
+                      : std::min(total_cells - 1,
+                                 static_cast<std::size_t>(static_cast<double>(total_cells) * load_limit_));
 }
 
 }  // namespace shoal

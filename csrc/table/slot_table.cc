@@ -72,7 +72,7 @@ class SlotTable::WaitingCells {
   Cell* data() noexcept { return cells_; }
   std::uint8_t* placed() noexcept { return placed_; }
   void set_end(const Cell* end) noexcept { size_ = static_cast<std::size_t>(end - cells_); }
-  std::span<const Cell> all() const noexcept { return {cells_, size_}; }
+  std::span<const Cell> cells() const noexcept { return {cells_, size_}; }
 
  private:
   static constexpr std::size_t kKept = 4096;
@@ -191,10 +191,10 @@ std::byte* SlotTable::place_cell(std::uint64_t cell) noexcept {
 
 std::size_t SlotTable::free_by_moving(std::size_t b) noexcept {
   for (std::size_t c = 0; c < lines_.layout->cells; ++c) {
-    const std::uint64_t here = cell(b, c);
-    const std::size_t to = lines_.second_of(here, b);
-    if (lines_.home(here) == b && !lines_.full(to)) {
-      lines_.copy_payload(take_cell(to, lines_.filled(to), here), lines_.payload(b, c));
+    const std::uint64_t stored = cell(b, c);
+    const std::size_t to = lines_.second_of(stored, b);
+    if (lines_.home(stored) == b && !lines_.full(to)) {
+      lines_.copy_payload(take_cell(to, lines_.filled(to), stored), lines_.payload(b, c));
       lines_.set_passed(b, passed_.home);
       ++version_;
       return c;
@@ -308,11 +308,11 @@ void SlotTable::refill_from(const Region& index, std::size_t buckets) noexcept {
   for (std::size_t b = 0; b < buckets; ++b) {
     const std::byte* const line = index.data() + b * kCacheLine;
     for (std::size_t c = 0; c < lines_.layout->cells; ++c) {
-      const auto kept = load<std::uint64_t>(line + c * sizeof(std::uint64_t));
-      if (kept == 0) {
+      const auto stored = load<std::uint64_t>(line + c * sizeof(std::uint64_t));
+      if (stored == 0) {
         break;
       }
-      lines_.copy_payload(place_cell(kept | passed_.both),
+      lines_.copy_payload(place_cell(stored | passed_.both),
                           line + cell_bytes + c * lines_.layout->payload_bytes);
     }
   }
@@ -353,25 +353,26 @@ void SlotTable::spread(std::size_t old_buckets, WaitingCells<kPayload>& waiting)
     std::memcpy(line.data(), lines + b * kCacheLine, kCacheLine);
     std::memset(lines + b * kCacheLine, 0, kCacheLine);
     for (std::size_t c = 0; c < kCells; ++c) {
-      const auto here = load<std::uint64_t>(line.data() + c * sizeof(std::uint64_t));
-      const std::size_t to = scale(BucketLines::probe_key(here, scrambled, slot_bits) << slot_bits, buckets);
+      const auto stored = load<std::uint64_t>(line.data() + c * sizeof(std::uint64_t));
+      const std::size_t to =
+          scale(BucketLines::probe_key(stored, scrambled, slot_bits) << slot_bits, buckets);
       std::byte* const there = lines + to * kCacheLine;
-      const bool is_early = here == 0 || to < b;
+      const bool is_early = stored == 0 || to < b;
       const std::size_t n = placed[to];
       const bool is_full = n == kCells;
       placed[to] = static_cast<std::uint8_t>(n + (is_early || is_full ? 0U : 1U));
       const std::uint64_t waits = is_early || is_full ? 1 : 0;
-      const std::array<std::byte*, 2> keys{there + n * sizeof here,
+      const std::array<std::byte*, 2> keys{there + n * sizeof stored,
                                            reinterpret_cast<std::byte*>(&next->cell)};
       const std::array<std::byte*, 2> values{there + kPayloads + n * kPayload, next->payload.data()};
-      store(keys[waits], here | passed);
+      store(keys[waits], stored | passed);
       store(values[waits], load<Payload>(line.data() + kPayloads + c * kPayload));
-      next += waits & static_cast<std::uint64_t>(here != 0);
+      next += waits & static_cast<std::uint64_t>(stored != 0);
     }
   }
   waiting.set_end(next);
-  for (const auto& one : waiting.all()) {
-    store(place_cell(one.cell), one.payload);
+  for (const auto& waiting_cell : waiting.cells()) {
+    store(place_cell(waiting_cell.cell), waiting_cell.payload);
   }
 }
 

@@ -96,9 +96,9 @@ class SlotTable {
   void insert_missing(std::span<const std::uint64_t> hashes, std::span<std::byte*> rows, const Start& start);
 
   // Returns false if the hash is absent. Call give_back() after the erases of a batch: it returns memory to
-  // the system if much of it is free, or with `all` as much as possible.
+  // the system if much of it is free, or with `shrinks_fully` as much as possible.
   bool erase(std::uint64_t hash) noexcept;
-  void give_back(bool all = false);
+  void give_back(bool shrinks_fully = false);
 
   // Takes over the rows of another table of the same slot, which is empty afterwards; the present rows are
   // dropped. Rows that were found before count as moved.
@@ -212,7 +212,7 @@ class SlotTable {
   void refill_from(const Region& index, std::size_t buckets) noexcept;
   void scramble() noexcept;
   void remove_cell(std::size_t b, std::size_t c) noexcept;
-  std::pair<std::size_t, std::size_t> one_that_passed(std::size_t b) const noexcept;
+  std::pair<std::size_t, std::size_t> find_passed(std::size_t b) const noexcept;
   void close_gap(std::size_t b, std::uint64_t last) noexcept;  // `last` is the last cell that b had
 
   std::size_t buckets_for(std::size_t rows) const noexcept {

@@ -48,11 +48,11 @@ void sort_nearly_sorted(std::span<SlotTable::Entry> rows, std::size_t& moves) {
 // is no branch on them: they have a counter and an output row of their own.
 std::vector<SlotTable::Entry> SlotTable::entries() const {
   if (is_scrambled()) {
-    std::vector<Entry> all;
-    all.reserve(size_);
-    each_row([&](std::uint64_t hash, const std::byte* row) { all.push_back({hash, row}); });
-    std::ranges::sort(all, {}, &Entry::hash);
-    return all;
+    std::vector<Entry> ordered;
+    ordered.reserve(size_);
+    each_row([&](std::uint64_t hash, const std::byte* row) { ordered.push_back({hash, row}); });
+    std::ranges::sort(ordered, {}, &Entry::hash);
+    return ordered;
   }
   constexpr std::size_t kFine = 8;                           // positions per bucket
   constexpr std::size_t kBuckets = 2 * BucketLines::kReach;  // of a window
@@ -72,7 +72,7 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
     }
     return {(load<std::uint64_t>(line + c * sizeof(std::uint64_t)) & hash_bits) | slot, row};
   };
-  std::vector<Entry> all(size_ + 1);  // the last one for empty cells
+  std::vector<Entry> ordered(size_ + 1);  // the last one for empty cells
   std::vector<Entry> strays;
   std::array<std::uint32_t, kRing + 1> next;  // rows per position; then the index of the next row of each
   std::array<std::array<std::uint16_t, kBuckets * kMaxCells>, 2> at_cells;  // by cell, of two windows
@@ -86,40 +86,40 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
   };
   const auto count = [&](std::size_t window) {
     std::ranges::fill(ring_of(window), 0U);
-    std::uint16_t* its = at_cells[window % 2].data();
+    std::uint16_t* position = at_cells[window % 2].data();
     const auto [first, last] = buckets_of(window);
     std::uint64_t any = 0;
     for (std::size_t b = first; b < last; ++b) {
       for (std::size_t c = 0; c < cells; ++c) {
-        const std::uint64_t here = lines_.cell(b, c);
-        const std::size_t place = scale(here << slot_bits, places);
+        const std::uint64_t stored = lines_.cell(b, c);
+        const std::size_t place = scale(stored << slot_bits, places);
         const std::uint64_t strayed = window - place / kWindow > 1;  // true below 0 as well
-        const std::uint64_t there = here >> 63U;                     // a slot bit, never cleared
+        const std::uint64_t there = stored >> 63U;                   // a slot bit, never cleared
         any |= strayed & there;
         const std::uint64_t mask = ~strayed & there;  // no branch
         const std::size_t at = kRing + mask * (place % kRing - kRing);
-        *its++ = static_cast<std::uint16_t>(at);
+        *position++ = static_cast<std::uint16_t>(at);
         ++next[at];
       }
     }
-    its = at_cells[window % 2].data();
+    position = at_cells[window % 2].data();
     for (std::size_t b = first; b < last && any != 0; ++b) {
-      for (std::size_t c = 0; c < cells; ++c, ++its) {
-        if (*its == kRing && lines_.cell(b, c) != 0) {
+      for (std::size_t c = 0; c < cells; ++c, ++position) {
+        if (*position == kRing && lines_.cell(b, c) != 0) {
           strays.push_back(entry(b, c, true));
         }
       }
     }
   };
   const auto pour = [&](std::size_t window) {
-    const std::uint16_t* its = at_cells[window % 2].data();
+    const std::uint16_t* position = at_cells[window % 2].data();
     const auto [first, last] = buckets_of(window);
     next[kRing] = static_cast<std::uint32_t>(size_);
     for (std::size_t b = first; b < last; ++b) {
       for (std::size_t c = 0; c < cells; ++c) {
-        const std::size_t at = *its++;
+        const std::size_t at = *position++;
         const std::uint32_t row = next[at];
-        all[row] = entry(b, c, at != kRing);
+        ordered[row] = entry(b, c, at != kRing);
         next[at] = row + static_cast<std::uint32_t>(at != kRing);
       }
     }
@@ -141,17 +141,17 @@ std::vector<SlotTable::Entry> SlotTable::entries() const {
       end += std::exchange(place, static_cast<std::uint32_t>(end));
     }
     pour(window);
-    sort_nearly_sorted(std::span(all).subspan(done, begin - done),
+    sort_nearly_sorted(std::span(ordered).subspan(done, begin - done),
                        moves);  // of the previous window, which is now complete
     done = begin;
     begin = end;
   }
-  sort_nearly_sorted(std::span(all).subspan(done, begin - done), moves);
-  all.pop_back();
+  sort_nearly_sorted(std::span(ordered).subspan(done, begin - done), moves);
+  ordered.pop_back();
   std::ranges::sort(strays, {}, &Entry::hash);
-  std::ranges::copy(strays, all.begin() + static_cast<std::ptrdiff_t>(begin));
-  std::ranges::inplace_merge(all, all.begin() + static_cast<std::ptrdiff_t>(begin), {}, &Entry::hash);
-  return all;
+  std::ranges::copy(strays, ordered.begin() + static_cast<std::ptrdiff_t>(begin));
+  std::ranges::inplace_merge(ordered, ordered.begin() + static_cast<std::ptrdiff_t>(begin), {}, &Entry::hash);
+  return ordered;
 }
 
 void SlotTable::begin_restore(const Capacity& capacity, std::size_t rows) {
@@ -227,17 +227,17 @@ int SlotTable::verify() const {
       }
     }
     for (std::size_t c = 0; c < n; ++c, ++count) {
-      const std::uint64_t here = cell(b, c);
-      cells_seen.push_back(here);
-      if ((here & in_use_) != in_use_ || (c + 1 != lines_.layout->cells && here != lines_.cell(b, c))) {
+      const std::uint64_t stored = cell(b, c);
+      cells_seen.push_back(stored);
+      if ((stored & in_use_) != in_use_ || (c + 1 != lines_.layout->cells && stored != lines_.cell(b, c))) {
         return 2;
       }
-      std::size_t way = lines_.home(here);
+      std::size_t way = lines_.home(stored);
       for (bool at_home = true; way != b; at_home = false) {
         if (!is_passed(way, at_home)) {
           return 3;
         }
-        way = at_home ? lines_.second_of(here, way) : lines_.after(way);
+        way = at_home ? lines_.second_of(stored, way) : lines_.after(way);
       }
       if (!lines_.layout->narrow) {
         const auto number = load<std::uint32_t>(lines_.payload(b, c));

@@ -48,7 +48,7 @@ void SlotTable::remove_cell(std::size_t b, std::size_t c) noexcept {
 // Finds a hash whose probe sequence crosses bucket b, and returns its bucket and cell; {b, 0} if there is
 // none. A hash in its second bucket is at most BucketLines::kReach after b; a hash that overflowed lies after
 // a run of full buckets.
-std::pair<std::size_t, std::size_t> SlotTable::one_that_passed(std::size_t b) const noexcept {
+std::pair<std::size_t, std::size_t> SlotTable::find_passed(std::size_t b) const noexcept {
   bool goes_on = true;
   std::size_t j = b;
   for (std::size_t far = 1; far < lines_.count && (far <= BucketLines::kReach || goes_on); ++far) {
@@ -68,20 +68,20 @@ std::pair<std::size_t, std::size_t> SlotTable::one_that_passed(std::size_t b) co
 // hash leaves.
 void SlotTable::close_gap(std::size_t b, std::uint64_t last) noexcept {
   while (PassedBits::says(last, passed_.home) || PassedBits::says(last, passed_.later)) {
-    const auto [j, c] = one_that_passed(b);
+    const auto [j, c] = find_passed(b);
     if (j == b) {
       return;
     }
-    const std::uint64_t its_last = lines_.last_cell(j);
+    const std::uint64_t next_last = lines_.last_cell(j);
     lines_.copy_payload(take_cell(b, lines_.filled(b), cell(j, c)), lines_.payload(j, c));
     lines_.set_passed(b, passed_.both & ~last);  // others may have passed as well
     remove_cell(j, c);
-    last = its_last;
+    last = next_last;
     b = j;
   }
 }
 
-void SlotTable::give_back(bool all) {
+void SlotTable::give_back(bool shrinks_fully) {
   if (size_ == 0) {
     lines_.memory = Region();
     wide_.cut(0);
@@ -89,10 +89,10 @@ void SlotTable::give_back(bool all) {
     lines_.scramble = 0;
     return;
   }
-  if (wide_.holes() != 0 && (all || std::size_t{wide_.holes()} * 4 > wide_.end())) {
+  if (wide_.holes() != 0 && (shrinks_fully || std::size_t{wide_.holes()} * 4 > wide_.end())) {
     compact_wide_rows();
   }
-  if (all || size_ < limit_ / 2) {
+  if (shrinks_fully || size_ < limit_ / 2) {
     const std::size_t buckets = buckets_for(classes_.rows_above(size_));
     if (buckets < lines_.count) {
       if (!lines_.layout->narrow) {

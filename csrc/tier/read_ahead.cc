@@ -61,8 +61,8 @@ std::unique_ptr<ReadAhead::Request> ReadAhead::prepare(std::span<const std::uint
   }
   const std::size_t each = sizeof(std::uint64_t) + shape_.row_bytes + sizeof(Row) + 1;
   const std::size_t used = bytes();
-  const std::size_t most = used >= most_bytes_ ? 0 : (most_bytes_ - used) / each;
-  added->hashes.reserve(std::min(misses.size(), most));
+  const std::size_t max_rows = used >= most_bytes_ ? 0 : (most_bytes_ - used) / each;
+  added->hashes.reserve(std::min(misses.size(), max_rows));
   std::vector<std::size_t> at(shared_->requests.size());  // in each request
   for (const std::uint64_t hash : misses) {
     bool is_requested = false;
@@ -77,7 +77,7 @@ std::unique_ptr<ReadAhead::Request> ReadAhead::prepare(std::span<const std::uint
     if (is_requested) {
       continue;
     }
-    if (added->hashes.size() == most) {
+    if (added->hashes.size() == max_rows) {
       break;
     }
     added->hashes.push_back(hash);

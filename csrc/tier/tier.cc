@@ -1,21 +1,22 @@
 //   bring    finds the batch's rows in memory; those absent there, and present by their run's filter, are
 //            read, each with one read of a page, many at a time
-//   evict    before that, if memory would not suffice: a hand goes around the slots. Of a slot it keeps the
-//            rows that are used often and drops the others; if some row of the slot has changed, all its rows
-//            in memory are first merged with its run into a new one that replaces the old in one assignment.
-//            The hand leaves slots to fill up while it goes around, so a merge of a whole run is shared by
+//   evict    before that, if memory would not suffice: the slots are visited in rotation (CLOCK). A slot
+//            keeps the rows that are used often and drops the others; if some row of the slot has changed,
+//            all its rows in memory are first merged with its run into a new one that replaces the old in one
+//            assignment. Slots fill up until the rotation returns, so a merge of a whole run is shared by
 //            many changed rows
 //   ahead    rows of calls to come are read meanwhile, where they are known (tier/read_ahead.h)
 //   clean    a thread evicts between calls, slot by slot, so that the next call finds as much memory free as
 //            the last ones needed. It spares the rows of the last calls, and gives way to a call that waits:
 //            this waits for the merge of one slot at most
-//   heat     counters that say which rows were used again (tier/heat.h), halved when the hand passes
+//   uses     counters that say which rows were used again (tier/use_counters.h), halved when the rotation
+//            passes
 //   whole    functions of all rows bring in one slot at a time, all of it, and then drop what they have
 //            brought
 //
-// Memory: rows, index, filters, fences and heat are at most `memory` bytes; besides, working memory of 4 MiB
-// a thread, an eighth of `memory` for rows that are read ahead, one slot during a function of all rows, and
-// what a save must keep.
+// Memory: rows, index, filters, fences and use counters are at most `memory` bytes; besides, working memory
+// of 4 MiB a thread, an eighth of `memory` for rows that are read ahead, one slot during a function of all
+// rows, and what a save must keep.
 
 #include "tier/tier.h"
 
@@ -73,10 +74,10 @@ Tier::Tier(Shard& shard, const std::string& directory, std::size_t memory, TierM
   if (shared != nullptr) {
     shared_.emplace(*shared, count * row_share());
   }
-  heat_rows_ = this->memory() / count / row_share();
+  counted_rows_ = this->memory() / count / row_share();
   slots_.reserve(count);
   for (std::size_t s = 0; s < count; ++s) {
-    slots_.emplace_back(shard.slots().bits(), heat_rows_);
+    slots_.emplace_back(shard.slots().bits(), counted_rows_);
     note(s);
   }
 }
@@ -107,7 +108,7 @@ void Tier::lock() {
   SHOAL_CHECK(!is_stepping(), "the step of an optimizer, or a function of rows, may not use a tiered table");
   struct Waiting {
     std::atomic<std::size_t>& callers;
-    explicit Waiting(std::atomic<std::size_t>& all) : callers(all) { ++callers; }
+    explicit Waiting(std::atomic<std::size_t>& count) : callers(count) { ++callers; }
     ~Waiting() { --callers; }
   };
   const Waiting waits(callers_);
@@ -141,7 +142,7 @@ std::size_t Tier::rows_of(std::size_t place) const noexcept {
 }
 
 std::size_t Tier::index_bytes(const SlotTier& slot) const noexcept {
-  return sizeof(SlotTier) + slot.heat.bytes() + (slot.run == nullptr ? 0 : slot.run->bytes()) +
+  return sizeof(SlotTier) + slot.uses.bytes() + (slot.run == nullptr ? 0 : slot.run->bytes()) +
          slot.erased.capacity() * sizeof(std::uint64_t);
 }
 
@@ -169,7 +170,7 @@ Tier::Found Tier::look_up(const SlotSlices& batch, RowLocations& locations, std:
     for (std::size_t r = 0; r < rows.size(); ++r) {
       if (rows[r] != nullptr) {
         if (counts_uses && use != Use::kPrefetches) {
-          slot.heat.add(hashes[r], use == Use::kReads ? 2 : 1);
+          slot.uses.add(hashes[r], use == Use::kReads ? 2 : 1);
         }
         continue;
       }
@@ -213,13 +214,13 @@ RowLocations& Tier::bring(const SlotSlices& batch, RowLocations* locations, Use 
   std::vector<std::size_t> needed(places());
   std::vector<Found> found = look_up(batch, known, use, needed);
   make_room(batch, needed);
-  for (Found& one : found) {  // a run may be gone now, whose rows were all erased
-    std::erase_if(one.misses, [&](std::uint64_t hash) { return slots_[place_of(hash)].run == nullptr; });
+  for (Found& of_part : found) {  // a run may be gone now, whose rows were all erased
+    std::erase_if(of_part.misses, [&](std::uint64_t hash) { return slots_[place_of(hash)].run == nullptr; });
   }
   shard_.pool().run(found.size(), [&](std::size_t part) { read_missing(found[part].misses); });
-  for (const Found& one : found) {
-    counted_.hits += one.hits;
-    counted_.absent += one.absent;
+  for (const Found& of_part : found) {
+    counted_.hits += of_part.hits;
+    counted_.absent += of_part.absent;
   }
   ahead_.trim();
   remember(batch);
@@ -279,8 +280,9 @@ void Tier::prefetch(const SlotSlices& batch, RowLocations* locations) {
   RowLocations own(batch.hashes);
   std::vector<std::size_t> needed(places());
   std::vector<std::uint64_t> misses;
-  for (const Found& one : look_up(batch, locations != nullptr ? *locations : own, Use::kPrefetches, needed)) {
-    misses.insert(misses.end(), one.misses.begin(), one.misses.end());
+  for (const Found& of_part :
+       look_up(batch, locations != nullptr ? *locations : own, Use::kPrefetches, needed)) {
+    misses.insert(misses.end(), of_part.misses.begin(), of_part.misses.end());
   }
   ahead_.request(misses, [&](std::size_t place) -> const Run& { return *slots_[place].run; });
 }
@@ -334,7 +336,7 @@ void Tier::clean() noexcept {
       if (callers_.load() != 0 || memory_used_ + needed_ <= memory()) {
         break;
       }
-      const std::size_t place = std::exchange(hand_, (hand_ + 1) % places());
+      const std::size_t place = std::exchange(next_place_, (next_place_ + 1) % places());
       const std::uint64_t merges = merges_.load();
       bool failed = false;
       try {
@@ -371,10 +373,10 @@ void Tier::before_erase(const SlotSlices& batch) {
 void Tier::make_room(const SlotSlices& batch, std::span<const std::size_t> needed) {
   const std::size_t limit = memory();
   if (const std::size_t rows = limit / places() / row_share();
-      rows < heat_rows_ / 2 || rows > 2 * heat_rows_) {
-    heat_rows_ = rows;  // the part of a shared memory has changed
+      rows < counted_rows_ / 2 || rows > 2 * counted_rows_) {
+    counted_rows_ = rows;  // the part of a shared memory has changed
     for (std::size_t s = 0; s < places(); ++s) {
-      slots_[s].heat = Heat(shard_.slots().bits(), rows);
+      slots_[s].uses = UseCounters(shard_.slots().bits(), rows);
       note(s);
     }
   }
@@ -409,19 +411,20 @@ void Tier::make_room(const SlotSlices& batch, std::span<const std::size_t> neede
           " bytes of memory that this tiered table may use, of which its index takes " +
           std::to_string(index_bytes()) + ": use smaller batches, or give it more memory");
     }
-    std::vector<std::size_t> some(together);
-    for (std::size_t& place : some) {
-      place = std::exchange(hand_, (hand_ + 1) % places());
+    std::vector<std::size_t> evicted_places(together);
+    for (std::size_t& place : evicted_places) {
+      place = std::exchange(next_place_, (next_place_ + 1) % places());
     }
     const auto count = [&] {
-      for (const std::size_t place : some) {
+      for (const std::size_t place : evicted_places) {
         note(place);
       }
     };
     try {
       shard_.pool().run(together, [&](std::size_t i) {
-        const std::size_t first = batch.offsets[some[i]];
-        trim(some[i], batch.hashes.subspan(first, batch.offsets[some[i] + 1] - first), passed < places());
+        const std::size_t first = batch.offsets[evicted_places[i]];
+        trim(evicted_places[i], batch.hashes.subspan(first, batch.offsets[evicted_places[i] + 1] - first),
+             passed < places());
       });
     } catch (...) {
       count();
@@ -432,44 +435,45 @@ void Tier::make_room(const SlotSlices& batch, std::span<const std::size_t> neede
 }
 
 std::vector<bool> Tier::chosen(const SlotTier& slot, std::span<const SlotTable::Entry> entries,
-                               std::span<const std::uint64_t> spared, bool keeps_hot) const {
-  unsigned hot = Heat::kMost + 1;
-  const std::size_t most = heat_rows_ / 2;
-  if (keeps_hot) {
-    std::array<std::size_t, Heat::kMost + 1> rows{};
+                               std::span<const std::uint64_t> spared, bool keeps_used) const {
+  unsigned kept_from = UseCounters::kMost + 1;  // uses
+  const std::size_t max_rows = counted_rows_ / 2;
+  if (keeps_used) {
+    std::array<std::size_t, UseCounters::kMost + 1> rows{};
     for (const SlotTable::Entry& entry : entries) {
-      ++rows[slot.heat.of(entry.hash)];
+      ++rows[slot.uses.of(entry.hash)];
     }
-    for (std::size_t kept = 0; hot > Heat::kHot && kept + rows[hot - 1] <= most; --hot) {
-      kept += rows[hot - 1];
+    for (std::size_t kept = 0; kept_from > UseCounters::kManyUses && kept + rows[kept_from - 1] <= max_rows;
+         --kept_from) {
+      kept += rows[kept_from - 1];
     }
   }
-  std::vector<bool> keep(entries.size());
+  std::vector<bool> stays(entries.size());
   std::size_t next = 0;  // of the spared
   for (std::size_t i = 0; i < entries.size(); ++i) {
     while (next < spared.size() && spared[next] < entries[i].hash) {
       ++next;
     }
-    keep[i] =
-        slot.heat.of(entries[i].hash) >= hot || (next < spared.size() && spared[next] == entries[i].hash);
+    stays[i] = slot.uses.of(entries[i].hash) >= kept_from ||
+               (next < spared.size() && spared[next] == entries[i].hash);
   }
-  return keep;
+  return stays;
 }
 
-void Tier::trim(std::size_t place, std::span<const std::uint64_t> spared, bool keeps_hot) {
+void Tier::trim(std::size_t place, std::span<const std::uint64_t> spared, bool keeps_used) {
   SlotTier& slot = slots_[place];
   const std::vector<SlotTable::Entry> entries = residency_.entries(place);
-  const std::vector<bool> keep = chosen(slot, entries, spared, keeps_hot);
-  const auto dropped = static_cast<std::size_t>(std::ranges::count(keep, false));
-  slot.heat.halve();
-  // On its first way around the hand leaves slots where a merge would free little.
-  if (dropped == 0 || (keeps_hot && slot.changed && dropped < entries.size() / 4)) {
+  const std::vector<bool> stays = chosen(slot, entries, spared, keeps_used);
+  const auto dropped = static_cast<std::size_t>(std::ranges::count(stays, false));
+  slot.uses.halve();
+  // The first rotation passes over slots where a merge would free little.
+  if (dropped == 0 || (keeps_used && slot.changed && dropped < entries.size() / 4)) {
     return;
   }
   std::vector<SlotTable::Entry> kept;
   kept.reserve(entries.size() - dropped);
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (keep[i]) {
+    if (stays[i]) {
       kept.push_back(entries[i]);
     }
   }

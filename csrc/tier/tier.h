@@ -35,11 +35,11 @@
 #include "shard/row_source.h"
 #include "shard/shard.h"
 #include "shard/tier_stats.h"
-#include "tier/heat.h"
 #include "tier/page_file.h"
 #include "tier/read_ahead.h"
 #include "tier/run.h"
 #include "tier/tier_memory.h"
+#include "tier/use_counters.h"
 
 namespace shoal {
 
@@ -75,12 +75,12 @@ class Tier final : public RowSource {
 
  private:
   struct SlotTier {
-    SlotTier(unsigned slot_bits, std::size_t rows) : heat(slot_bits, rows) {}
+    SlotTier(unsigned slot_bits, std::size_t rows) : uses(slot_bits, rows) {}
     std::unique_ptr<Run> run;
     std::size_t covered = 0;
     std::vector<std::uint64_t> erased;  // ascending; hashes that the run may have
     bool changed = false;
-    Heat heat;
+    UseCounters uses;
     std::size_t noted = 0;  // bytes, as counted in memory_used_
   };
   // What one thread has found out about its slots.
@@ -109,10 +109,10 @@ class Tier final : public RowSource {
   void remember(const SlotSlices& batch);
   std::vector<std::uint64_t> remembered(std::size_t place) const;
   void make_room(const SlotSlices& batch, std::span<const std::size_t> needed);
-  void trim(std::size_t place, std::span<const std::uint64_t> spared, bool keeps_hot);
+  void trim(std::size_t place, std::span<const std::uint64_t> spared, bool keeps_used);
   void write_run(std::size_t place, std::span<const SlotTable::Entry> entries);
   std::vector<bool> chosen(const SlotTier& slot, std::span<const SlotTable::Entry> entries,
-                           std::span<const std::uint64_t> spared, bool keeps_hot) const;
+                           std::span<const std::uint64_t> spared, bool keeps_used) const;
 
   std::size_t places() const noexcept { return slots_.size(); }
   std::size_t place_of(std::uint64_t hash) const noexcept {
@@ -137,9 +137,9 @@ class Tier final : public RowSource {
   std::size_t memory_;
   std::optional<TierMemory::Part> shared_;  // instead of memory_
   std::vector<SlotTier> slots_;
-  std::size_t heat_rows_ = 0;  // of a slot: as many as fit in memory
+  std::size_t counted_rows_ = 0;  // of a slot: as many as fit in memory
   std::size_t memory_used_ = 0;
-  std::size_t hand_ = 0;
+  std::size_t next_place_ = 0;
   Mutex turn_;        // whose turn is next
   std::mutex mutex_;  // of the turn, and of everything here
   // What the turn has brought.

@@ -129,7 +129,7 @@ std::string Tier::verify() {
       auto entry = entries.begin();
       for (RunReader from(*slot.run); !from.at_end(); from.next()) {
         entry = std::find_if(entry, entries.end(),
-                             [&](const SlotTable::Entry& one) { return one.hash >= from.hash(); });
+                             [&](const SlotTable::Entry& row) { return row.hash >= from.hash(); });
         const bool is_here = entry != entries.end() && entry->hash == from.hash();
         const std::byte* const ahead = ahead_.find(s, from.hash());
         unequal_ahead += ahead != nullptr && std::memcmp(ahead, from.row(), shape_.row_bytes) != 0 ? 1U : 0U;

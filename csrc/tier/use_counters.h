@@ -1,13 +1,13 @@
-// Heat: which hashes of a slot were used again while their rows were in memory (counters as in TinyLFU:
-// Einziger, Friedman, Manes, ACM ToS 2017, with one row of counters).
+// UseCounters: which hashes of a slot were used again while their rows were in memory (counters as in
+// TinyLFU: Einziger, Friedman, Manes, ACM ToS 2017, with one row of counters).
 //
 //   counter   4 bits, that stop at 15; the hash without its slot bits, scaled to their number, chooses one: a
 //             batch in hash order goes through them front to back
 //   add       a pull that finds a row in memory adds 2, a change 1, and what brings or creates a row nothing:
 //             a row that a step has pulled and pushed once has 1, and 4 after the next one. Nothing is added
 //             while memory is far from its limit
-//   hot       from kHot on. Cold rows share counters: with eight counters for a row, few cold rows reach it
-//             together
+//   limit     kManyUses: rows with as many are kept. Rows that are seldom used share counters: with eight
+//             counters for a row, few of them reach it together
 //
 // Threads: not synchronized.
 
@@ -22,13 +22,13 @@
 
 namespace shoal {
 
-class Heat {
+class UseCounters {
  public:
   static constexpr std::size_t kPerRow = 8;
   static constexpr unsigned kMost = 15;
-  static constexpr unsigned kHot = 3;
+  static constexpr unsigned kManyUses = 3;
 
-  Heat(unsigned slot_bits, std::size_t rows)
+  UseCounters(unsigned slot_bits, std::size_t rows)
       : slot_bits_(slot_bits), pairs_(std::max<std::size_t>(8, rows * kPerRow / 2)) {}
 
   std::size_t bytes() const noexcept { return pairs_.capacity(); }

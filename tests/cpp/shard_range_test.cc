@@ -13,7 +13,6 @@
 #include "shard/reductions.h"
 #include "shard/shard.h"
 #include "shard/snapshot.h"
-#include "shard/transform.h"
 
 namespace shoal {
 namespace {

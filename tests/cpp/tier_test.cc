@@ -29,7 +29,6 @@
 #include "shard/reductions.h"
 #include "shard/section_codec.h"
 #include "shard/snapshot.h"
-#include "shard/transform.h"
 #include "tier/storage_error.h"
 #include "tier/tier_memory.h"
 
