@@ -10,6 +10,8 @@
     POST /models/NAME               change versions, labels or split
     POST /models/NAME/predict       examples in, probabilities out; by the split, if there is one
     POST /models/NAME/versions/N/predict, /models/NAME/labels/LABEL/predict
+    /v1/models/NAME...              as TensorFlow Serving's REST API
+    /v2/...                         as the Open Inference Protocol of KServe and Triton
 
 What is served is changed by a request of an operator only: /reload and POST /models/NAME are refused (403) to web pages
 of other origins, and under names that are not this machine's.
@@ -39,7 +41,8 @@ from starlette.routing import Route
 from shoal.base.exposition import render
 from shoal.base.machine import cores
 from shoal.errors import ShoalError
-from shoal.serve.bodies import ARROW, JSON, encode, examples
+from shoal.serve import protocols
+from shoal.serve.bodies import ARROW, JSON, check_usable
 from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError, UnavailableError
 from shoal.serve.live import LiveModel
 from shoal.serve.served import ServedModel
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 _SMALL = 8 << 10  # bytes; a smaller body is predicted in the event loop
 _LIVE_THREADS = 32
 _VERSION_DIGITS = 20
+_ONLY = "default"  # the name of a model that was given none, in the protocols of other servers
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -182,8 +186,12 @@ def make_app(
         key = request.headers.get("shoal-route")
         if "name" not in request.path_params:
             return first.choose(key=key) if isinstance(first, ServedVersions) else first.now
+        label = request.path_params.get("label")
         try:
-            label = request.path_params.get("label")
+            if not named and request.path_params["name"] == _ONLY and not isinstance(first, ServedVersions):
+                if label is not None or version_of(request) not in (None, first.now.version):
+                    raise UnknownVersionError(f"version {first.now.version} is served, without labels")
+                return first.now
             return model_named(request).choose(version=version_of(request), label=label, key=key)
         except UnknownVersionError as error:
             raise _NotFoundError(str(error)) from None
@@ -200,11 +208,16 @@ def make_app(
             raise _NotFoundError(f"there is no model {name[:80]!r}: the models are {', '.join(named) or 'not named'}")
         return named[name]
 
-    def predict_now(request: Request, body: bytearray, content_type: str, accept: str, account: Account) -> Response:
+    def predict_now(request: Request, body: bytearray, account: Account, read: protocols.Reader) -> Response:
         model = chosen(request)
         name = request.path_params.get("name", next(iter(named), ""))
         unknown: set[str] = set()
-        batch = examples(body, content_type, model.inputs, account, unknown)
+        try:
+            batch, write = read(protocols.Request(body, request.headers, name, model, account, unknown))
+        except RequestError:
+            raise
+        except (ValueError, TypeError, OverflowError) as error:  # the message of a reader
+            raise RequestError(str(error)) from None
         if unknown:
             figures.unknown.labels(name).inc(len(unknown))
             if refuse_unknown_columns:
@@ -218,15 +231,17 @@ def make_app(
                 raise
             first.failed()
             raise UnavailableError(one_line(error)) from None
-        data, kind = encode(model.version, predictions, accept)
+        check_usable(predictions)
+        answer = write(model.version, predictions)
         figures.examples.inc(len(batch))
         figures.answers.labels(name, str(model.version)).inc()
-        return Response(data, media_type=kind, headers={"shoal-version": str(model.version)})
+        headers = {"shoal-version": str(model.version), **answer.headers}
+        return Response(answer.data, media_type=answer.kind, headers=headers)
 
-    async def predict(request: Request) -> Response:
+    async def predict(request: Request, read: protocols.Reader = protocols.native) -> Response:
         try:
             with Account(budget) as account:
-                response = await answered(request, account)
+                response = await answered(request, account, read)
         except RequestError as error:
             response = _json({"error": str(error)}, error.status)
             if isinstance(error, UnavailableError):
@@ -241,7 +256,7 @@ def make_app(
         figures.requests.labels(str(response.status_code)).inc()
         return response
 
-    async def answered(request: Request, account: Account) -> Response:
+    async def answered(request: Request, account: Account, read: protocols.Reader) -> Response:
         length = request.headers.get("content-length", "0")
         most = budget.limits.body_bytes
         if not length.isdecimal() or int(length[:20]) > most:
@@ -252,14 +267,12 @@ def make_app(
             body += part
         request.scope["shoal.received"] = True
         began = time.perf_counter()
-        sent = request.headers.get("content-type", JSON)
-        accept = request.headers.get("accept", "")
-        accept = sent if accept in ("", "*/*") else accept
-        if len(body) <= small and ARROW not in sent + accept:
-            response = predict_now(request, body, sent, accept, account)
+        types = request.headers.get("content-type", "") + request.headers.get("accept", "")
+        if len(body) <= small and ARROW not in types:
+            response = predict_now(request, body, account, read)
         else:
             async with large:
-                response = await run_in_threadpool(predict_now, request, body, sent, accept, account)
+                response = await run_in_threadpool(predict_now, request, body, account, read)
         figures.seconds.observe(time.perf_counter() - began)
         return response
 
@@ -334,6 +347,66 @@ def make_app(
         what = {"version": now.version, "model": now.kind, "layers": layers, "tables": tables, "takes": takes}
         return _json(what)
 
+    def versions_of(request: Request) -> list[int]:
+        name = request.path_params["name"]
+        asked = version_of(request)
+        if not named and name == _ONLY and not isinstance(first, ServedVersions):
+            there = [first.now.version]
+        else:
+            there = [one.version for one in model_named(request).models]
+        if asked is not None and asked not in there:
+            raise UnknownVersionError(f"version {asked} is not loaded: {', '.join(map(str, there))} are")
+        return there if asked is None else [asked]
+
+    def told(describe: Callable[[str, list[int], Model], Any]) -> Callable[[Request], Any]:
+        """Answer with what is known of a model, or 404."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return _json(describe(request.path_params["name"], versions_of(request), chosen(request)))
+            except (RequestError, UnknownVersionError) as error:
+                return _json({"error": str(error)}, 404)
+
+        return endpoint
+
+    def predicts(read: protocols.Reader) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            return await predict(request, read)
+
+        return endpoint
+
+    async def server(request: Request) -> Response:
+        return _json(protocols.server_metadata())
+
+    async def live(request: Request) -> Response:
+        return _json({"live": True})
+
+    async def ready(request: Request) -> Response:
+        return _json({"ready": True})
+
+    status = told(lambda name, versions, model: protocols.model_status(versions))
+    signature = told(lambda name, versions, model: protocols.model_signature(name, model))
+    metadata = told(protocols.model_metadata)
+    readiness = told(lambda name, versions, model: {"name": name, "ready": True})
+    tensorflow = [
+        route
+        for at in ("", "/versions/{version}", "/labels/{label}")
+        for route in (
+            Route(f"/v1/models/{{name}}{at}:predict", predicts(protocols.tensorflow), methods=["POST"]),
+            Route(f"/v1/models/{{name}}{at}/metadata", signature),
+            Route(f"/v1/models/{{name}}{at}", status),
+        )
+    ]
+    inference = [
+        route
+        for at in ("", "/versions/{version}")
+        for route in (
+            Route(f"/v2/models/{{name}}{at}/infer", predicts(protocols.inference), methods=["POST"]),
+            Route(f"/v2/models/{{name}}{at}/ready", readiness),
+            Route(f"/v2/models/{{name}}{at}", metadata),
+        )
+    ]
+
     async def metrics(request: Request) -> Response:
         body, kind = render(figures.registry, ",".join(request.headers.getlist("accept")))
         return Response(body, media_type=kind)
@@ -350,6 +423,11 @@ def make_app(
             Route("/models/{name}/predict", predict, methods=["POST"]),
             Route("/models/{name}/versions/{version}/predict", predict, methods=["POST"]),
             Route("/models/{name}/labels/{label}/predict", predict, methods=["POST"]),
+            *tensorflow,
+            Route("/v2", server),
+            Route("/v2/health/live", live),
+            Route("/v2/health/ready", ready),
+            *inference,
         ]
     )
     app.state.closed = lambda reason: figures.closed.labels(reason).inc()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,11 +48,41 @@ def examples(
     raise RequestError(f"a body of {kind}: send {JSON}, {TEXT}, {CSV} or {ARROW}")
 
 
-def encode(version: int, probabilities: Floats, accept: str) -> tuple[bytes, str]:
-    """Write predictions: the body, and its content type; those of several classes are a list for each instance."""
+class Answer(NamedTuple):
+    """The body of an answer, its content type, and headers."""
+
+    data: bytes
+    kind: str
+    headers: dict[str, str]
+
+
+class Read(NamedTuple):
+    """The batch of a request, and what writes the answer from the version and its predictions."""
+
+    batch: Batch
+    write: Callable[[int, Floats], Answer]
+
+
+def own(
+    body: bytes | bytearray, headers: Mapping[str, str], spec: InputSpec, account: Account, unknown: set[str]
+) -> Read:
+    """Read a body by its content type; the answer is of the type that is accepted, or else of the same one."""
+    sent = headers.get("content-type", JSON)
+    accept = headers.get("accept", "")
+    accept = sent if accept in ("", "*/*") else accept
+    batch = examples(body, sent, spec, account, unknown)
+    return Read(batch, lambda version, predictions: Answer(*encode(version, predictions, accept), {}))
+
+
+def check_usable(probabilities: Floats) -> None:
+    """Raise RequestError if an instance has no probability."""
     usable = np.isfinite(probabilities).reshape(len(probabilities), -1).all(axis=1)
     if len(bad := np.flatnonzero(~usable)):
         raise RequestError(f"instance {bad[0]}: the model has no probability for it, its values are too large")
+
+
+def encode(version: int, probabilities: Floats, accept: str) -> tuple[bytes, str]:
+    """Write predictions: the body, and its content type; those of several classes are a list for each instance."""
     if ARROW in accept:
         from shoal.data.record_batch import pyarrow
 

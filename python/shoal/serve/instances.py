@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -61,19 +61,29 @@ _ANY = json_decoder(Any)
 
 def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account, unknown: set[str]) -> Batch:
     """Make a batch of a body of JSON, and add the columns that the model does not know to ``unknown``."""
-    account.decoded(_VALUE_BYTES * (1 + body.count(b",") + body.count(b"[") + body.count(b"{")))
+    account.decoded(json_bytes(body))
     try:
         raws = _REQUEST.decode(body).instances
     except RecursionError:
         raise RequestError("the body is nested too deeply: an instance is a flat object, or a line of text") from None
     except msgspec.DecodeError as error:
         raise RequestError(_malformed(body, str(error))) from None
-    if not raws:
+    return decode_instances(raws, spec, account, unknown)
+
+
+def json_bytes(body: bytes | bytearray) -> int:
+    """Return an upper bound of the memory of a body of JSON, decoded."""
+    return _VALUE_BYTES * (1 + body.count(b",") + body.count(b"[") + body.count(b"{"))
+
+
+def decode_instances(instances: Sequence[Any], spec: InputSpec, account: Account, unknown: set[str]) -> Batch:
+    """Make a batch of instances, each as JSON (`msgspec.Raw`) or decoded."""
+    if not instances:
         raise RequestError("no instances: send at least one")
     sparse, named, lines = _SparseRows(spec), _NamedRows(spec, unknown), _LineRows(spec)
-    for number, raw in enumerate(raws):
+    for number, instance in enumerate(instances):
         try:
-            _add(number, raw, sparse, named, lines)
+            _add(number, instance, sparse, named, lines)
         except RequestError as error:
             place = "," if isinstance(error, _ColumnError) else ":"
             raise RequestError(f"instance {number}{place} {error}") from None
@@ -82,21 +92,22 @@ def decode_json(body: bytes | bytearray, spec: InputSpec, account: Account, unkn
         except msgspec.MsgspecError as error:
             raise RequestError(f"instance {number}: {error}") from None
     parts = [*sparse.examples(account), *named.examples(account), *lines.examples(account)]
-    return to_batch(parts, len(raws))
+    return to_batch(parts, len(instances))
 
 
-def _add(number: int, raw: msgspec.Raw, sparse: _SparseRows, named: _NamedRows, lines: _LineRows) -> None:
+def _add(number: int, given: Any, sparse: _SparseRows, named: _NamedRows, lines: _LineRows) -> None:
     """Decode one instance by its form."""
     spec = sparse.spec
     if spec.columns is None and not spec.is_criteo:
         try:
-            sparse.add(number, _SPARSE.decode(raw))
+            is_json = isinstance(given, msgspec.Raw)
+            sparse.add(number, _SPARSE.decode(given) if is_json else msgspec.convert(given, _Sparse))
             return
         except msgspec.ValidationError as error:
             fault = str(error)
     else:
         fault = ""
-    instance = _ANY.decode(raw)
+    instance = _ANY.decode(given) if isinstance(given, msgspec.Raw) else given
     if isinstance(instance, str):
         lines.add(number, instance.encode())
     elif not isinstance(instance, dict):
