@@ -1,15 +1,12 @@
 // ProbePipeline: one thread's pass over its part of a batch, slot by slot, with several runs of rows in
-// flight (software pipelining of the steps of table/probe.h).
+// flight (software pipelining of the steps of table/probe.h), also where a run ends with its slot.
 //
 //   run n + 1   prepare: its slots are locked, its hashes' home lines computed
-//   run n       probe: reads its lines, which were prefetched one step earlier, and prefetches those of the
-//               next run
+//   run n       probe: reads its lines, prefetched one step earlier, and prefetches those of the next run
 //   run n - 1   resolve: finishes the remaining searches
 //   run n - 1   its rows are used, while more lines of run n + 1 are prefetched; wide rows, which lie
 //               elsewhere, one step later: while those of run n - 2 are used, those of run n - 1 are
 //               prefetched one by one, because the processor keeps only about two dozen lines in flight
-//
-// Several runs overlap the cache misses of one with the work on another, also where a run ends with its slot.
 //
 // Locks. A slot is locked when its first hash is loaded and released when the run with its last one has been
 // used: a few adjacent slots at a time, in ascending order. If all slots share one lock, the caller holds it

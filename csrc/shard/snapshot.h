@@ -1,7 +1,7 @@
 // Snapshot: a consistent read of a shard as of one moment, slot by slot, while the shard keeps changing
 // (copy-on-write): take() returns the bytes that Shard::section() and filter() would have returned then.
 //
-//   pause_writers(), Snapshot(), resume_writers()   the moment: no push is half done, and every slot is marked
+//   pause_writers(), Snapshot(), resume_writers()   the moment: no push is half done, each slot is marked
 //   take(slot), read_slot(slot)                     copy the slot, unmark it, and overlay its PreImageLog
 //   a change of a marked slot                       first logs the previous contents (shard/change_log.h)
 //

@@ -1,24 +1,15 @@
 // Probe: finds the rows of a run of hashes in three steps, so that the cache misses of one run overlap with
 // the work on another (group prefetching: Chen, Ailamaki, Gibbons, Mowry, ICDE 2004).
 //
-//   prepare   computes each hash's home line, where its probe sequence begins (table/slot_table.h); reads
-//             nothing
-//   probe     reads the home lines, and prefetches the second lines of hashes not found in a home that hashes
-//             passed
-//   resolve   follows the remaining probe sequences to their ends and turns row numbers into rows, which the
-//             caller prefetches
+//   prepare   computes each hash's home line, where its probe sequence begins; reads nothing
+//   probe     reads the home lines, and prefetches the second lines of hashes that passed a home
+//   resolve   follows the other probe sequences to their ends, and turns row numbers into rows
 //
-// A run is a sequence of consecutive hashes of a batch. They may belong to several tables of one layout: one
-// table's part of a large batch may be a few dozen hashes, too few to keep memory busy. A table may change
-// between two steps: each step detects that rows have moved since the previous one and repeats that one. Only
-// the run's own hashes must not be inserted before it is resolved.
+// A run is a sequence of consecutive hashes of a batch, of one or several tables of a layout: a table's part
+// of a batch may be too short to keep memory busy. A table may change between two steps: each step detects
+// that rows have moved, and repeats the previous one. Only the run's hashes must not be inserted meanwhile.
 //
-//   Probe a(layout), b(layout);
-//   a.start(...); a.prepare(...); b.start(...); b.prepare(...);
-//   auto next = b.home_lines();
-//   a.probe(next);                         // prefetches b's home lines meanwhile
-//   a.resolve();
-//   for (std::byte* row : a.rows()) ...    // null if the hash is absent
+//   a.probe(b.home_lines());   // prefetches b's lines meanwhile; then a.resolve(), a.rows(): null if absent
 //
 // Threads: not synchronized; the tables' owners lock from prepare to the last use of a row.
 

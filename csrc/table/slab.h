@@ -1,17 +1,12 @@
 // Slab: the wide rows of one slot, by number; and Chunks, a slab allocator (Bonwick, USENIX 1994) shared by
-// the slabs of a table.
-//
-// A slot is about a thousandth of a table, so its rows seldom fill pages of 2 MiB, and with pages of 4 KiB
-// TLB misses take half the time of a push. The slots of a table therefore share huge pages: a slab is a list
-// of chunks of about kChunkBytes, and chunks are cut from blocks of 2 MiB.
+// the slabs of a table. The slots share huge pages: a slab is a list of chunks of about kChunkBytes, which
+// are cut from blocks of 2 MiB. It costs half a chunk per slot, on average.
 //
 //   number    [ chunk | row in the chunk ]: a chunk has a power of two rows
 //   small     a slab that fits in one chunk is a region of its own
 //   free      a returned chunk serves the next slab. While more than an eighth of all chunks are free, the
 //             pages of a returned chunk go back to the system at once; a block whose chunks are all free
 //             always does
-//
-// Cost: half a chunk per slot, on average.
 //
 // Threads: a Slab is not synchronized, its slot's owner locks; Chunks locks its own mutex, the last in the
 // lock order.

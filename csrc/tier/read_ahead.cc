@@ -1,3 +1,8 @@
+// No page is read twice. A merge replaces the run of a slot: rows that were not in memory are the same in the
+// new one, so they stay valid, and the others are marked as used; the old run is kept until the requests that
+// refer to it have been read. A page that cannot be read is left to the call that needs it, which reads it
+// again and reports the error.
+
 #include "tier/read_ahead.h"
 
 #include <algorithm>

@@ -1,17 +1,10 @@
 // ReadAhead: rows of calls to come, read by a thread of their own while other calls are computed. They are
 // kept outside the table, so they are not evicted before they are used.
 //
-//   request   the rows of one call that are on disk: ascending hashes, and their runs. Neither a hash that an
-//             earlier request has, nor one for which there is no room, is added
-//   thread    reads the pages of the oldest request that it has not read, and keeps the rows, or that they
-//             are absent
-//   take      a call that misses a row takes it from the request; it waits while the request is being read,
-//             so no page is read twice
-//   runs      a merge replaces the run of a slot. Rows that were not in memory are the same in the new one,
-//             so they stay valid, and the others are marked as used. The old run is kept until the requests
-//             that refer to it have been read
-//
-// A page that cannot be read is left to the call that needs it, which reads it again and reports the error.
+//   request   the rows of one call that are on disk: ascending hashes, and their runs, without those that an
+//             earlier request has, and those for which there is no room
+//   thread    reads the pages of the oldest request that it has not read; keeps the rows, or their absence
+//   take      a call that misses a row takes it from the request; it waits while the request is being read
 //
 // Memory: at most `bytes`, in kMost requests, and the reader that the thread borrows meanwhile. A request is
 // removed when all its rows were used, or when kMost other calls were announced after it.

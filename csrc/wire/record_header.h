@@ -1,5 +1,5 @@
-// RecordHeader: what the header of a REPLICATE says, which is sent in fields of a Header that other messages use
-// for other things (docs/wire-format.md, REPLICATE). Nothing else reads or writes them there.
+// RecordHeader: what the header of a REPLICATE says, which is sent in fields of a Header that other messages
+// use for other things (docs/wire-format.md, REPLICATE). Nothing else reads or writes them there.
 //
 //   stream    job | table              status    count
 //   position  sequence                 end_slot  clock
@@ -67,7 +67,8 @@ struct RecordHeader {
     return std::uint64_t{header.job} << 32U | header.table;
   }
 
-  // m * 2^e, from ten bits of m and five of e, rounded up: a backup never takes the floor for higher than it is.
+  // m * 2^e, from ten bits of m and five of e, rounded up: a backup never takes the floor for higher than it
+  // is.
   static constexpr std::uint16_t kUnknownDistance = 0x7fff;
   static constexpr std::uint16_t coded_distance(std::uint64_t distance) noexcept {
     const int e = std::max(0, static_cast<int>(std::bit_width(distance)) - 10);

@@ -1,5 +1,5 @@
-// Operations of an arc for which there is no memory: each allocation of each operation fails in turn, the operation is
-// repeated, and the arc equals one that has never failed.
+// Operations of an arc for which there is no memory: each allocation of each operation fails in turn, the
+// operation is repeated, and the arc equals one that has never failed.
 
 #include <cstdint>
 #include <functional>
@@ -73,7 +73,8 @@ Operation apply(ArcOp op) {
   return [op = std::move(op)](Arc& arc) { arc.apply(op); };
 }
 
-// A clock that a worker has not ended is ended; an operation that names the clock is not repeated once it has acted.
+// A clock that a worker has not ended is ended; an operation that names the clock is not repeated once it has
+// acted.
 Operation tick(std::uint32_t job, std::uint32_t rank, std::uint32_t clock) {
   return [=](Arc& arc) {
     const std::vector<std::uint32_t> tables{kTable};

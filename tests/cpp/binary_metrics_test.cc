@@ -1,4 +1,5 @@
-// The metrics of binary predictions compared with a plain implementation of their definitions, in long double.
+// The metrics of binary predictions compared with a plain implementation of their definitions, in long
+// double.
 
 #include "kernel/binary_metrics.h"
 

@@ -30,8 +30,8 @@ namespace shoal::check {
 
 struct Failed {};
 
-// Whether an emulator of another processor runs the tests, as tools/check_wheels.py says. qemu-user ignores limits of memory, and
-// its children have no threads.
+// Whether an emulator of another processor runs the tests, as tools/check_wheels.py says. qemu-user ignores
+// limits of memory, and its children have no threads.
 inline bool is_emulated() {
   const bool is = std::getenv("SHOAL_EMULATED") != nullptr;
   if (is) {

@@ -1,4 +1,5 @@
-// Client: a worker without Python, whose threads pull and push; tests/cluster/worker/test_channel.py uses the real libzmq.
+// Client: a worker without Python, whose threads pull and push; tests/cluster/worker/test_channel.py uses the
+// real libzmq.
 
 #include "client/client.h"
 

@@ -1,9 +1,10 @@
 // One input of the fuzzer of copies: what a backup receives from a primary, made of arbitrary bytes.
 //
-// A primary executes requests that the bytes choose, and its arc is saved. The bytes of the copy, and orders as bytes, are damaged,
-// under valid checksums, and go to a backup between records of other kinds. The backup answers every record, its tables stay consistent,
-// and a copy that it accepts is one that a primary could have made: saved, restored and saved again it has the same bytes.
-// tests/fuzz/copies/fuzz_copies.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus.
+// A primary executes requests that the bytes choose, and its arc is saved. The bytes of the copy, and orders
+// as bytes, are damaged, under valid checksums, and go to a backup between records of other kinds. The backup
+// answers every record, its tables stay consistent, and a copy that it accepts is one that a primary could
+// have made: saved, restored and saved again it has the same bytes. tests/fuzz/copies/fuzz_copies.cc feeds it
+// from libFuzzer, wire_corpus_test.cc from the committed corpus.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// What the run-time dispatch knows of this processor, compared with what the kernel says. Some compilers' runtimes know nothing
-// (base/cpu_model.cc).
+// What the run-time dispatch knows of this processor, compared with what the kernel says. Some compilers'
+// runtimes know nothing (base/cpu_model.cc).
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <fstream>

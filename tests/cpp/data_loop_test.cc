@@ -1,4 +1,5 @@
-// DataLoop with a fake libzmq in memory, whose functions can fail; tests/cluster/server/test_loop.py uses the real one.
+// DataLoop with a fake libzmq in memory, whose functions can fail; tests/cluster/server/test_loop.py uses the
+// real one.
 
 #include "endpoint/data_loop.h"
 

@@ -254,8 +254,9 @@ TEST(both_ways_of_reading_give_the_same_bits_whatever_stands_in_a_section) {
   }
 }
 
-// The rows of one slot of many, whose hashes have the width that large tables have: then rows are widened in the loop that
-// probes. Present, displaced, absent and removed keys, in batches that end anywhere in a run; in `damaged` sections too.
+// The rows of one slot of many, whose hashes have the width that large tables have: then rows are widened in
+// the loop that probes. Present, displaced, absent and removed keys, in batches that end anywhere in a run;
+// in `damaged` sections too.
 TEST(rows_that_are_widened_while_others_are_probed_read_as_by_the_portable_code) {
   const Slot slot{5};
   for (const auto& [init, parameter] : {std::pair{"Zeros", 0.0}, {"Constant", 0.1}, {"Normal", 0.01}}) {

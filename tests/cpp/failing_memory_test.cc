@@ -1,4 +1,5 @@
-// What is left when an allocation fails, each in turn: no arc is lost, nothing aborts, and the call can be made again.
+// What is left when an allocation fails, each in turn: no arc is lost, nothing aborts, and the call can be
+// made again.
 
 #include <array>
 #include <atomic>
@@ -158,8 +159,8 @@ class Pair {
 
 const std::vector<std::size_t> kCopies{4, 8, 12};
 
-// Its primary has died: it serves two of the arcs, becomes the backup of another server for one of them and one of its own, and drops
-// one. Its own one leaves.
+// Its primary has died: it serves two of the arcs, becomes the backup of another server for one of them and
+// one of its own, and drops one. Its own one leaves.
 Assignment takeover() {
   return {.epoch = 7,
           .primary = {kArcs[1], kArcs[2]},

@@ -23,7 +23,8 @@ namespace shoal {
 using Bytes = std::vector<std::byte>;
 using Frames = std::vector<Bytes>;
 
-// One socket of a libzmq. Sent messages are kept until the test takes them, as if the I/O thread had not sent them yet.
+// One socket of a libzmq. Sent messages are kept until the test takes them, as if the I/O thread had not sent
+// them yet.
 class Fake {
  public:
   // The contents of a zmq::Message.

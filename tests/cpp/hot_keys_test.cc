@@ -88,7 +88,8 @@ TEST(counts_of_many_keys_are_within_their_bound) {
   std::mt19937_64 random(5);
   std::vector<std::uint64_t> hashes;
   for (int i = 0; i < 400'000; ++i) {
-    // Every second one is any of 200,000, the others follow about 1 / k; all in one slot, so that they agree in their top bits.
+    // Every second one is any of 200,000, the others follow about 1 / k; all in one slot, so that they agree
+    // in their top bits.
     const std::uint64_t key =
         random() % 2 == 0 ? random() % 200'000 : std::uint64_t{1} << (random() % 18U) | random() % 2;
     hashes.push_back(mix(key) >> 20U);

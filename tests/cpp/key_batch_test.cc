@@ -305,8 +305,8 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   });
 }
 
-// The keys come twice, the second time with opposite gradients of very different sizes: what remains of each sum is
-// its rounding errors, so that any other order gives other bits.
+// The keys come twice, the second time with opposite gradients of very different sizes: what remains of each
+// sum is its rounding errors, so that any other order gives other bits.
 void check_sum(const Keys& half, std::size_t dim, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Keys keys = half;
@@ -392,12 +392,13 @@ TEST(expanding_gives_each_key_the_row_of_its_hash) {
   CHECK_THROWS(batch.expand(std::vector<float>(2), 1, std::span(out).first(2), *pools()[0]), "out");
 }
 
-// ---- UniqueKeys ----------------------------------------------------------------------------------------------------------
+// ---- UniqueKeys -------------------------------------------------------------------------------------------
 
 TEST(unique_keys_are_those_of_a_key_batch) {
   std::mt19937_64 random(17);
   const Slots slots(64);
-  // Few keys, so many that tables grow, and all different; several parts; with a key at the end that is new or is not.
+  // Few keys, so many that tables grow, and all different; several parts; with a key at the end that is new
+  // or is not.
   for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{700}, std::size_t{300'000}}) {
     for (const std::uint64_t different :
          {std::uint64_t{1}, std::uint64_t{900}, std::uint64_t{150'000}, kGreatest}) {

@@ -1,5 +1,5 @@
-// A Shard with rules and a memory budget, with concurrent callers: mainly for the thread sanitizer. The meaning of the
-// rules is tested from Python, by comparison with dicts.
+// A Shard with rules and a memory budget, with concurrent callers: mainly for the thread sanitizer. The
+// meaning of the rules is tested from Python, by comparison with dicts.
 
 #include "policy/lifecycle.h"
 

@@ -42,7 +42,8 @@ Lines lines_of(const LineScan& scan) {
   return lines;
 }
 
-// Copies the text to memory of its own size at this offset from a cache line: a read beyond it is found by the sanitizer.
+// Copies the text to memory of its own size at this offset from a cache line: a read beyond it is found by
+// the sanitizer.
 void check_scans(const std::vector<std::uint8_t>& text, std::uint8_t separator, std::size_t offset = 0) {
   const auto memory = std::make_unique<std::uint8_t[]>(text.size() + offset);
   std::copy(text.begin(), text.end(), memory.get() + offset);

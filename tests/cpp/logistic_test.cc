@@ -192,8 +192,8 @@ TEST(
   for (const Batch& half : batches()) {
     const Batch batch = twice(half);
     std::mt19937_64 random(3);
-    // Opposite slopes of very different sizes: what remains of each sum is its rounding errors, so that any other order
-    // gives other bits.
+    // Opposite slopes of very different sizes: what remains of each sum is its rounding errors, so that any
+    // other order gives other bits.
     std::vector<double> slopes(batch.size());
     for (std::size_t i = 0; i < half.size(); ++i) {
       slopes[i] = std::ldexp(static_cast<double>(random() >> 11U), -static_cast<int>(random() % 60));

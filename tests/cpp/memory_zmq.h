@@ -1,7 +1,8 @@
 // A libzmq in memory for clients: DEALER sockets whose messages a service answers in a thread of its own.
 //
-// As that of libzmq, the file of a socket is readable after something has arrived until the socket is used: also a send may take the
-// signal away, so a sleep on the file is only allowed after a receive that found nothing. Messages can be lost, both ways.
+// As that of libzmq, the file of a socket is readable after something has arrived until the socket is used:
+// also a send may take the signal away, so a sleep on the file is only allowed after a receive that found
+// nothing. Messages can be lost, both ways.
 
 #pragma once
 

@@ -36,8 +36,8 @@ std::vector<SortedList> views(const std::vector<List>& lists) {
   return result;
 }
 
-// k lists of about n hashes below `distinct`, spread over all 64 bits; sizes of gradients differ widely, so that another
-// order of adding gives other bits.
+// k lists of about n hashes below `distinct`, spread over all 64 bits; sizes of gradients differ widely, so
+// that another order of adding gives other bits.
 std::vector<List> random_lists(std::size_t k, std::size_t n, std::uint64_t distinct, std::size_t dim,
                                bool counted, std::uint64_t seed) {
   std::mt19937_64 random(seed);

@@ -139,8 +139,8 @@ std::vector<float> row_of(const Optimizer& optimizer, const Block& block, std::s
   return row;
 }
 
-// Of eleven rows one has a gradient of zeros, two one that is not finite, two a number that is not: all of these stay. One
-// has a gradient whose square is too large for a float, which only some rules mind.
+// Of eleven rows one has a gradient of zeros, two one that is not finite, two a number that is not: all of
+// these stay. One has a gradient whose square is too large for a float, which only some rules mind.
 TEST(rows_stepped_in_place_get_the_bits_of_a_block_and_stay_whole_where_they_must) {
   constexpr std::size_t kRows = 11;
   constexpr float kInfinite = std::numeric_limits<float>::infinity();
@@ -267,8 +267,8 @@ TEST(nearest_rounding_would_stall_where_these_do_not) {
 }
 
 TEST(z_of_a_bias_key_keeps_its_weight_at_large_n) {
-  // A key in every example, its weight near the planted one. At the end z is 1e5, where rounding to nearest would have
-  // moved the weight by several thousandths; the random walk of stochastic rounding is below 2e-4.
+  // A key in every example, its weight near the planted one. At the end z is 1e5, where rounding to nearest
+  // would have moved the weight by several thousandths; the random walk of stochastic rounding is below 2e-4.
   const double planted = -1.384;
   const Optimizer optimizer = ftrl();
   Columns columns(1, 1);

@@ -17,8 +17,8 @@
 namespace shoal {
 namespace {
 
-// A few tables of one store, filled with every other hash of a list that covers all of them. The first `colliding_count`
-// hashes have one home in the first table.
+// A few tables of one store, filled with every other hash of a list that covers all of them. The first
+// `colliding_count` hashes have one home in the first table.
 struct Store {
   Store(std::size_t row_bytes, std::size_t hash_count, std::size_t slot_count,
         std::size_t colliding_count = 0)

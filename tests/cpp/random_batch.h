@@ -1,4 +1,5 @@
-// Random batches of awkward shapes, with the order and group_offsets of a KeyBatch, for the tests of the kernels.
+// Random batches of awkward shapes, with the order and group_offsets of a KeyBatch, for the tests of the
+// kernels.
 //
 // Threads: pools() are made once and shared; everything else is the caller's.
 
@@ -26,7 +27,8 @@ inline std::vector<ThreadPool*> pools() {
   return {&one, &two, &three, &eight};
 }
 
-// A batch over `keys` unique keys, each of which some entry names; order and group_offsets as a KeyBatch has them.
+// A batch over `keys` unique keys, each of which some entry names; order and group_offsets as a KeyBatch has
+// them.
 struct Batch {
   std::vector<std::int64_t> indptr{0};
   std::vector<std::uint32_t> columns;

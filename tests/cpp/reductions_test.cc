@@ -1,4 +1,5 @@
-// Functions of a table: results of disjoint slots combine to the whole; calls concurrent with pushes and saves.
+// Functions of a table: results of disjoint slots combine to the whole; calls concurrent with pushes and
+// saves.
 
 #include "shard/reductions.h"
 

@@ -1,5 +1,5 @@
-// Endpoint: what heartbeats ask while a thread executes a request, and a primary and its backup in threads of their own.
-// tests/cluster/server/test_replication.py and test_replication_moves.py have what they compute.
+// Endpoint: what heartbeats ask while a thread executes a request, and a primary and its backup in threads of
+// their own. tests/cluster/server/test_replication.py and test_replication_moves.py have what they compute.
 
 #include "endpoint/endpoint.h"
 

@@ -1,4 +1,5 @@
-// The cache of rows compared with plain maps. tests/cluster/worker/test_row_cache.py compares it with a twin that replaces the same rows.
+// The cache of rows compared with plain maps. tests/cluster/worker/test_row_cache.py compares it with a twin
+// that replaces the same rows.
 
 #include "cache/row_cache.h"
 

@@ -38,8 +38,8 @@ struct Row {
 
 using Equations = std::function<void(Row&, const Numbers& g, double t)>;
 
-// Thirty steps of three rows: their weights, columns and numbers stay near the equations'. Row 1's gradient is zero now
-// and then.
+// Thirty steps of three rows: their weights, columns and numbers stay near the equations'. Row 1's gradient
+// is zero now and then.
 void check_rule(const std::string& name, const Params& params, double n0, const Equations& equations) {
   const Optimizer optimizer(name, params);
   constexpr std::size_t kRows = 3;

@@ -1,8 +1,9 @@
 // One input of the service's fuzzer: a sequence of events of a server, made of arbitrary bytes.
 //
-// The bytes choose the events: well-formed requests with arbitrary numbers, some of them damaged, between orders of the
-// scheduler. For any sequence the service answers each request, with messages that decode, and its tables stay
-// consistent. tests/fuzz/service/fuzz_service.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus.
+// The bytes choose the events: well-formed requests with arbitrary numbers, some of them damaged, between
+// orders of the scheduler. For any sequence the service answers each request, with messages that decode, and
+// its tables stay consistent. tests/fuzz/service/fuzz_service.cc feeds it from libFuzzer, wire_corpus_test.cc
+// from the committed corpus.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// Arcs that move between services, and orders that are repeated: everything goes on as in a service that had the arcs always.
+// Arcs that move between services, and orders that are repeated: everything goes on as in a service that had
+// the arcs always.
 
 #include <algorithm>
 #include <array>
@@ -139,7 +140,8 @@ class Fleet {
 
   std::size_t services() const { return services_.size(); }
 
-  // Sends a request to every service that may concern it, and joins the answers to it by slot; reads that wait are collected.
+  // Sends a request to every service that may concern it, and joins the answers to it by slot; reads that
+  // wait are collected.
   std::vector<Said> send(Header header, const std::vector<std::vector<std::byte>>& payload) {
     std::vector<Said> all;
     for (std::size_t i = 0; i < services_.size(); ++i) {
@@ -282,7 +284,8 @@ std::array<std::uint64_t, 3> summary(const std::vector<Said>& all, bool is_erase
   return sums;
 }
 
-// Compares arcs that stay with arcs that move between three services, or with arcs that are copied in one, and that may have tiers.
+// Compares arcs that stay with arcs that move between three services, or with arcs that are copied in one,
+// and that may have tiers.
 void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint64_t seed, bool copies,
          bool tiered = false) {
   Fleet still(1, slot_bytes);

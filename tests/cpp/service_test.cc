@@ -1,5 +1,5 @@
-// Service compared with a map of weights: split, repeated, refused and concurrent requests, and exhausted memory.
-// tests/cluster/server/test_service.py has its rules one by one.
+// Service compared with a map of weights: split, repeated, refused and concurrent requests, and exhausted
+// memory. tests/cluster/server/test_service.py has its rules one by one.
 
 #include "endpoint/service.h"
 #include "endpoint/endpoint.h"
@@ -371,7 +371,7 @@ TEST(random_bytes_in_sound_headers_are_answered_and_change_no_invariant) {
   CHECK_EQ(service.snapshot(0)->verify(), "");
 }
 
-// --- no memory --------------------------------------------------------------------------------------------------
+// --- no memory ---------------------------------------------------------------------------------------------
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(SHOAL_SANITIZED)
 
@@ -498,8 +498,8 @@ TEST(a_turn_that_memory_stops_is_one_step_in_the_end) {
   CHECK(halfway > 0);
 }
 
-// One arc has applied a clock, and another has no memory for it. A read of the next clock waits for both, and what has been
-// pushed in that clock and ticked meanwhile is not in its answer.
+// One arc has applied a clock, and another has no memory for it. A read of the next clock waits for both, and
+// what has been pushed in that clock and ticked meanwhile is not in its answer.
 TEST(a_read_sees_the_same_clocks_in_arcs_of_which_one_was_stopped_by_memory) {
   if (check::is_emulated()) {
     return;
@@ -574,7 +574,7 @@ TEST(a_read_sees_the_same_clocks_in_arcs_of_which_one_was_stopped_by_memory) {
 
 #endif
 
-// --- at the same time -------------------------------------------------------------------------------------------
+// --- at the same time --------------------------------------------------------------------------------------
 
 TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
   Endpoint service(Slots(64), {{0, 16}, {16, 64}});
@@ -627,8 +627,8 @@ TEST(requests_and_control_calls_from_two_threads_do_not_disturb_each_other) {
   CHECK_EQ(std::ranges::count(last, -static_cast<float>(kClocks)), std::ssize(last));
 }
 
-// A thread fills the rows of one load after another during pushes; some loads are cancelled, and the workers of some are
-// dismissed.
+// A thread fills the rows of one load after another during pushes; some loads are cancelled, and the workers
+// of some are dismissed.
 TEST(what_a_thread_restores_of_a_load_takes_the_place_of_rows_that_went_on_or_is_given_up) {
   constexpr std::size_t kSlots = 16;
   Endpoint service(Slots(kSlots), {{0, 6}, {6, kSlots}});
@@ -734,7 +734,8 @@ TEST(a_load_that_is_given_up_leaves_the_memory_budget_at_once) {
   }
 }
 
-// A thread takes one save after another during pushes, the loading of the table, and the dismissal of workers.
+// A thread takes one save after another during pushes, the loading of the table, and the dismissal of
+// workers.
 TEST(what_is_taken_of_a_save_is_the_rows_of_its_moment_whatever_comes_behind_it) {
   constexpr std::size_t kSlots = 16;
   Endpoint service(Slots(kSlots), {{0, 6}, {6, kSlots}});
@@ -893,7 +894,8 @@ TEST(the_rows_are_timed_for_requests_that_ask_for_it_and_for_no_others) {
         (Times{{0, 0}}));  // refused
   CHECK_EQ(fake_now, before);
 
-  // Under BSP a push is kept, the last tick of a clock takes the steps, and a pull that it releases has its own time.
+  // Under BSP a push is kept, the last tick of a clock takes the steps, and a pull that it releases has its
+  // own time.
   Service bsp(Slots(16), arcs);
   make(bsp, Mode::kBsp);
   CHECK(reply_of(bsp, 0, {.op = Op::kPush, .flags = wire::kTimed, .sequence = 1}, 7) == (Times{{7, 0}}));
@@ -904,7 +906,7 @@ TEST(the_rows_are_timed_for_requests_that_ask_for_it_and_for_no_others) {
         (Times{{10, 2000}, {9, 1000}}));
 }
 
-// --- several jobs -----------------------------------------------------------------------------------------------
+// --- several jobs ------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -1,4 +1,5 @@
-// Shards of ranges of slots: together they hold, answer and refuse what one shard of all slots does, bit by bit.
+// Shards of ranges of slots: together they hold, answer and refuse what one shard of all slots does, bit by
+// bit.
 
 #include <algorithm>
 #include <array>

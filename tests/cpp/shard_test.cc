@@ -1,4 +1,5 @@
-// Shard: requests compared with a plain map, equal bits for any split and number of threads, concurrent callers, forks.
+// Shard: requests compared with a plain map, equal bits for any split and number of threads, concurrent
+// callers, forks.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -137,8 +138,9 @@ TEST(pushes_and_erasures_agree_with_a_map_for_every_cut_and_number_of_threads) {
   }
 }
 
-// Two slots and batches of several runs with few or many new keys: rows and their memory move while the next runs are in
-// progress. One table is read by unique keys, the other by input keys, with row locations of any earlier time.
+// Two slots and batches of several runs with few or many new keys: rows and their memory move while the next
+// runs are in progress. One table is read by unique keys, the other by input keys, with row locations of any
+// earlier time.
 TEST(rows_as_given_and_where_they_stood_change_no_bits) {
   TableSpec clipped = ftrl();
   clipped.optimizer = Optimizer(

@@ -124,8 +124,8 @@ constexpr std::uint64_t kFirst = 0x8000000000000000U;  // slot 2 of 4
 constexpr std::uint64_t kLast = 0xbfffffffffffffffU;
 constexpr std::size_t kRowBytes[] = {4, 8, 12, 16, 20, 68, 128};
 
-// Slots of which buckets say that they are passed, or too few of them. A slot of 16 holds the first quarter of slot 2
-// of 4.
+// Slots of which buckets say that they are passed, or too few of them. A slot of 16 holds the first quarter
+// of slot 2 of 4.
 constexpr std::size_t kSlotCounts[] = {4, 16};
 std::uint64_t in_slot(Slots slots, std::uint64_t hash) {
   return slots.count() == 4 ? hash : hash & ~(std::uint64_t{3} << 60U);
@@ -192,8 +192,8 @@ TEST(neighbouring_hashes_at_either_end_of_a_slot_wrap_around_and_grow) {
   }
 }
 
-// The last six bits choose a hash's second bucket, the first ones its home: these share both, so that the rest of their
-// probe sequences leads over colliding hashes.
+// The last six bits choose a hash's second bucket, the first ones its home: these share both, so that the
+// rest of their probe sequences leads over colliding hashes.
 TEST(hashes_with_one_home_and_one_second_bucket_go_on_behind_it) {
   for (const std::size_t bytes : kRowBytes) {
     for (const std::uint64_t base : {kFirst, kLast - (400UL << 6U)}) {
@@ -205,8 +205,8 @@ TEST(hashes_with_one_home_and_one_second_bucket_go_on_behind_it) {
   }
 }
 
-// Chosen hashes that collide in more buckets than an insert passes: the slot places them by another mix from then on,
-// and does everything that it did before. Once it is empty it places hashes in their order again.
+// Chosen hashes that collide in more buckets than an insert passes: the slot places them by another mix from
+// then on, and does everything that it did before. Once it is empty it places hashes in their order again.
 void check_scrambled(std::size_t slot_count, bool is_batched) {
   for (const std::size_t bytes : kRowBytes) {
     const Slots slots(slot_count);
@@ -286,7 +286,8 @@ TEST(random_hashes_do_not_scramble_a_slot) {
   CHECK(!table.is_scrambled());
 }
 
-// entries() goes through buckets window by window: rows that stand far from their homes must come where they belong.
+// entries() goes through buckets window by window: rows that stand far from their homes must come where they
+// belong.
 TEST(rows_of_many_windows_come_in_order_wherever_they_stand) {
   std::mt19937_64 random(1);
   for (const std::size_t bytes : kRowBytes) {

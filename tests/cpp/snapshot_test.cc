@@ -1,4 +1,5 @@
-// Snapshot: the slots are those at the time of the snapshot, bit for bit, for any changes while they are taken.
+// Snapshot: the slots are those at the time of the snapshot, bit for bit, for any changes while they are
+// taken.
 
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,5 @@
-// A tiered table against one in memory: equal rows after any trace, with little memory, damaged pages, a full disk and threads.
+// A tiered table against one in memory: equal rows after any trace, with little memory, damaged pages, a full
+// disk and threads.
 
 #include "tier/tier.h"
 
@@ -273,7 +274,8 @@ TEST(a_miss_takes_one_read_and_an_absent_key_hardly_any) {
   CHECK(after.absent_reads - there.absent_reads <= 200);
 }
 
-// Pulls random keys; before each pull the keys of the next one are prefetched, if `ahead`. Returns the pages that were read.
+// Pulls random keys; before each pull the keys of the next one are prefetched, if `ahead`. Returns the pages
+// that were read.
 std::uint64_t pull_some(Pair& pair, bool ahead, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const std::uint64_t before = pair.tiered.tier_stats().value().reads;
@@ -641,7 +643,8 @@ TEST(a_save_that_a_server_begins_between_pushes_counts_the_rows) {
   CHECK(shard->tier_stats()->background_merges > 0);
 }
 
-// Two arcs of a server share the memory of their tiers, and change rows while another thread takes the slots of a save.
+// Two arcs of a server share the memory of their tiers, and change rows while another thread takes the slots
+// of a save.
 TEST(a_tier_beside_a_save_on_a_server) {
   constexpr std::size_t kDim = 8;
   constexpr std::uint64_t kKeys = 8000;

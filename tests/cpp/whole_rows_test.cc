@@ -97,8 +97,8 @@ TEST(whole_rows_are_their_columns_and_their_state) {
   }
 }
 
-// Two tables with equal rows; steps are made in copies of the rows of one, and their changes pushed to it. The other gets the
-// gradients: both have the same rows up to rounding.
+// Two tables with equal rows; steps are made in copies of the rows of one, and their changes pushed to it.
+// The other gets the gradients: both have the same rows up to rounding.
 TEST(changes_of_local_steps_are_what_the_same_steps_change_in_a_table) {
   std::mt19937_64 random(5);
   ThreadPool pool(1);

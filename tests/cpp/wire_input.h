@@ -1,7 +1,7 @@
 // One input of the wire fuzzer: a message made of arbitrary bytes, and the invariants of its decoding.
 //
-//   byte 0        bit 0: replies are due; bit 1: sizes and checksums of the header are corrected first, so that
-//                 the later checks are reached
+//   byte 0        bit 0: replies are due; bit 1: sizes and checksums of the header are corrected first, so
+//                 that the later checks are reached
 //   then, repeatedly: u16 length, the bytes of a frame; the last frame may be truncated
 //
 // tests/fuzz/wire/fuzz_wire.cc feeds it from libFuzzer, wire_corpus_test.cc from the committed corpus;
@@ -80,7 +80,8 @@ bool is_aligned_and_ascends(std::span<const T> values) {
   return reinterpret_cast<std::uintptr_t>(values.data()) % alignof(T) == 0;
 }
 
-// "" where all that the header of the decoder promises holds, else what does not. `good`: the message was taken.
+// "" where all that the header of the decoder promises holds, else what does not. `good`: the message was
+// taken.
 inline const char* check_input(std::span<const std::byte> bytes, bool& good) {
   const Input input(bytes);
   const std::vector<Frame> frames(input.frames.begin(), input.frames.end());
