@@ -494,6 +494,7 @@ def serve(
         config = uvicorn.Config(
             app,
             http=protocol(limits, app.state.closed),
+            loop="asyncio",  # uvloop accepts connections by itself, without `Listener`
             ws="none",
             log_level="warning",
             log_config=None,
