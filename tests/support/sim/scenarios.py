@@ -144,7 +144,8 @@ def _happen(cluster, program, rng, fault):
     running = [one for one in cluster.worker_processes if one.alive and one.client and not one.client.finished]
     left = min(Counter(id(one.world) for one in running).values(), default=0)  # of a job
     left -= sum(cluster.network.now < until for until in cluster.muted)
-    if fault in ("worker", "zombie", "mute") and cluster.scenario.random_faults and left < 2:
+    may_end_job = cluster.scenario.random_faults or cluster.scenario.jobs  # both workers of one may be drawn
+    if fault in ("worker", "zombie", "mute") and may_end_job and left < 2:
         return  # without any worker the job ends, and another one begins at clock 0
     cluster.happened.append(fault)
     if fault == "kill":
