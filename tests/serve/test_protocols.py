@@ -99,6 +99,17 @@ def test_a_model_without_a_name_is_called_default(keys):
         assert ask(port, "GET", path)[0] == 404
 
 
+def test_versions_of_a_model_without_a_name_are_called_default_too(tmp_path):
+    export = exported(trained(tmp_path / "m", shoal.LogisticRegression), tmp_path / "e")
+    with ServedVersions(export) as one, running(one) as (port, _):
+        body = {"instances": [{"keys": [1]}]}
+        want = post(port, "/predict", body)[1]["probabilities"]
+        for at in ("", "/versions/1"):
+            assert post(port, f"/v1/models/default{at}:predict", body)[:2] == (200, {"predictions": want})
+            assert ask(port, "GET", f"/v1/models/default{at}")[0] == 200
+        assert post(port, "/v1/models/default/versions/2:predict", body)[0] == 404
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [

@@ -11,7 +11,7 @@ import numpy as np
 
 import shoal
 from shoal import cli
-from shoal.serve import ServedModel, serve
+from shoal.serve import ServedModel, ServedVersions, serve
 
 
 def sparse_data(rng, n=400):
@@ -30,8 +30,9 @@ def instances(batch, values=True):
 
 @contextlib.contextmanager
 def running(directory, **how):
-    """Serve a directory, or served models by name, in a thread: the port, and what is served."""
-    with contextlib.nullcontext(directory) if isinstance(directory, dict) else ServedModel(directory) as served:
+    """Serve a directory, versions, or served models by name, in a thread: the port, and what is served."""
+    is_open = isinstance(directory, dict | ServedVersions)
+    with contextlib.nullcontext(directory) if is_open else ServedModel(directory) as served:
         port, started, servers = [], threading.Event(), []
 
         def ready(host, number):

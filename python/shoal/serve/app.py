@@ -188,13 +188,17 @@ def make_app(
             return first.choose(key=key) if isinstance(first, ServedVersions) else first.now
         label = request.path_params.get("label")
         try:
-            if not named and request.path_params["name"] == _ONLY and not isinstance(first, ServedVersions):
-                if label is not None or version_of(request) not in (None, first.now.version):
-                    raise UnknownVersionError(f"version {first.now.version} is served, without labels")
-                return first.now
-            return model_named(request).choose(version=version_of(request), label=label, key=key)
+            one = first if is_only(request) else model_named(request)
+            if isinstance(one, ServedVersions):
+                return one.choose(version=version_of(request), label=label, key=key)
+            if label is not None or version_of(request) not in (None, one.now.version):
+                raise UnknownVersionError(f"version {one.now.version} is served, without labels")
+            return one.now
         except UnknownVersionError as error:
             raise _NotFoundError(str(error)) from None
+
+    def is_only(request: Request) -> bool:
+        return not named and request.path_params["name"] == _ONLY
 
     def version_of(request: Request) -> int | None:
         text = request.path_params.get("version")
@@ -348,12 +352,9 @@ def make_app(
         return _json(what)
 
     def versions_of(request: Request) -> list[int]:
-        name = request.path_params["name"]
         asked = version_of(request)
-        if not named and name == _ONLY and not isinstance(first, ServedVersions):
-            there = [first.now.version]
-        else:
-            there = [one.version for one in model_named(request).models]
+        one = first if is_only(request) else model_named(request)
+        there = [model.version for model in one.models] if isinstance(one, ServedVersions) else [one.now.version]
         if asked is not None and asked not in there:
             raise UnknownVersionError(f"version {asked} is not loaded: {', '.join(map(str, there))} are")
         return there if asked is None else [asked]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -61,17 +61,6 @@ class Read(NamedTuple):
 
     batch: Batch
     write: Callable[[int, Floats], Answer]
-
-
-def own(
-    body: bytes | bytearray, headers: Mapping[str, str], spec: InputSpec, account: Account, unknown: set[str]
-) -> Read:
-    """Read a body by its content type; the answer is of the type that is accepted, or else of the same one."""
-    sent = headers.get("content-type", JSON)
-    accept = headers.get("accept", "")
-    accept = sent if accept in ("", "*/*") else accept
-    batch = examples(body, sent, spec, account, unknown)
-    return Read(batch, lambda version, predictions: Answer(*encode(version, predictions, accept), {}))
 
 
 def check_usable(probabilities: Floats) -> None:

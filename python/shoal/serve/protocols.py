@@ -30,7 +30,7 @@ import numpy as np
 
 from shoal.base.decoders import json_decoder
 from shoal.data.columns import LIST, NUMERIC, PASSED_OVER, VECTOR
-from shoal.serve.bodies import JSON, Answer, Read, own
+from shoal.serve.bodies import JSON, Answer, Read, encode, examples
 from shoal.serve.instances import decode_instances, json_bytes
 from shoal.serve.limits import Account, RequestError
 
@@ -72,8 +72,12 @@ Reader = Callable[[Request], Read]
 
 
 def native(request: Request) -> Read:
-    """Read a body of shoal's own forms."""
-    return own(request.body, request.headers, request.model.inputs, request.account, request.unknown)
+    """Read a body of shoal's own forms, by its content type; the answer is of the accepted type, or of the same."""
+    sent = request.headers.get("content-type", JSON)
+    accept = request.headers.get("accept", "")
+    accept = sent if accept in ("", "*/*") else accept
+    batch = examples(request.body, sent, request.model.inputs, request.account, request.unknown)
+    return Read(batch, lambda version, predictions: Answer(*encode(version, predictions, accept), {}))
 
 
 # ---- TensorFlow Serving ----------------------------------------------------------------------------------------------
