@@ -22,6 +22,7 @@ CSRC = {
     "batch": "base",
     "table": "base",
     "names": "base table",
+    "text": "base",
     "policy": "base table",
     "shard": "base optim batch table policy",
     "cache": "base optim shard",
