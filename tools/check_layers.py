@@ -98,8 +98,8 @@ for _uses in PYTHON:
     if "table" in PYTHON[_uses].split():
         PYTHON[_uses] += " table.spec table.arrays"
 
-# C++ headers next to _reader.pyx belong to the reader and may use these folders.
-READER_HEADERS = "base"
+# The folders that _reader.pyx, and C++ headers next to it, may use.
+READER_HEADERS = "text"
 
 # Heavy or optional: imported inside the function that needs them, never by `import shoal`.
 LAZY = {

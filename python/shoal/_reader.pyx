@@ -1,19 +1,13 @@
-# _reader: parsers that turn bytes into arrays. One file for each format, all compiled into one module:
+# _reader: parsers that turn bytes into arrays. They are csrc/text, in C++; here arrays are checked, the GIL is released
+# and faults come back as numbers. One file for each format, all compiled into one module:
 #
-#   data/formats/scan.pxi     shared by all formats: the loop over lines, faults, numbers
-#   data/formats/tokens.pxi   keys of text
-#   data/formats/lines.pxi    the cells of lines, found with wider instructions
+#   data/formats/target.pxi   shared by all formats: the faults of a line, the arrays
 #   data/formats/libsvm.pxi   libsvm and libffm
 #   data/formats/criteo.pxi   Criteo's tab-separated logs
 #   data/formats/vw.pxi       Vowpal Wabbit's text
-#   data/formats/cells.pxi    the text of a cell with a value, and its key
+#   data/formats/cells.pxi    the text of a cell with a value, its key and its number; keys of tokens
 #   data/formats/csv.pxi      CSV and TSV with named columns
 #   data/formats/names.pxi    names of features
-#
-# Algorithm. A block of whole lines is parsed in one pass. A newline ends every loop, so no loop tests whether bytes are
-# left: `block` must end with one, which is checked first. The usual lines of formats with columns are read by the ends
-# of their cells, which a scan finds. Numbers take an exact fast path, and fall back to std::from_chars where the fast
-# path may round incorrectly.
 #
 #   block    whole lines of text          ...1 3:1 7:0.5\n-1 2:1\n
 #   arrays   an object with these attributes; shoal.data.rows.RowBuffer is one
@@ -38,29 +32,36 @@
 # The caller owns every array. A parse stops early, at the beginning of a line, if the next line may not fit; the caller
 # enlarges the arrays or removes the rows, and calls again with start = end. A line is appended wholly or not at all.
 #
-# Invariants
-#   I1  Bytes are read in [start, len(block)) only; eight at a time only where eight are left.
-#   I2  rows are written below len(labels), features below len(keys).
-#   I3  On return indptr[row] is the number of keys in rows [0, row); a line begins or the block ends at `end`.
-#
 # Threads. No state outside of the arguments; the GIL is released during a parse. A set of arrays belongs to one thread
 # at a time.
 
-from libc.stdint cimport INT64_MAX, UINT8_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.float cimport FLT_MAX
-from libc.math cimport NAN
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.stdint cimport UINT8_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint64_t
+from libc.string cimport memcpy
+from libcpp.optional cimport optional
+from libcpp.string cimport string
+from libcpp.string_view cimport string_view
 from libcpp.vector cimport vector
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 
-include "data/formats/scan.pxi"
-include "data/formats/tokens.pxi"
-include "data/formats/lines.pxi"
+ctypedef const uint8_t Byte
+ctypedef const uint16_t const_uint16_t
+ctypedef const uint64_t const_uint64_t
+ctypedef const int64_t const_int64_t
+ctypedef const double const_double
+
+# (libcpp.span declares that a constructor throws.)
+cdef extern from "<span>" namespace "std" nogil:
+    cdef cppclass span[T]:
+        span()
+        span(T*, size_t)
+        size_t size()
+
+include "data/formats/target.pxi"
+include "data/formats/cells.pxi"
 include "data/formats/libsvm.pxi"
 include "data/formats/criteo.pxi"
 include "data/formats/vw.pxi"
-include "data/formats/cells.pxi"
 include "data/formats/csv.pxi"
 include "data/formats/names.pxi"

@@ -1,4 +1,4 @@
-"""Lines whose cells are found 64 bytes at a time (data/formats/lines.pxi) come to what the slow parser says.
+"""Lines whose cells are found 64 bytes at a time (csrc/text/scanned_lines.h) come to what the slow parser says.
 
 Wherever their separators are in these 64 bytes, however long their cells, wherever the block is in memory or ends; and
 lines that are unusual, of which one cell is read in another way, or all of them.

@@ -16,7 +16,7 @@ def tree(tmp_path):
         "csrc/shard/shard.h": '#include "table/slot_table.h"\n#include "optim/rule.h"\n',
         "csrc/bind/module.cc": '#include <pybind11/pybind11.h>\n#include "shard/shard.h"\n',
         "python/shoal/__init__.py": "from shoal.store.local import local\n",
-        "python/shoal/_reader.pyx": 'cdef extern from "base/mix.h" nogil:\n    pass\n',
+        "python/shoal/_reader.pyx": 'cdef extern from "text/libsvm.h" nogil:\n    pass\n',
         "python/shoal/store/local.py": "from shoal import _core\nfrom .table import Table\nimport numpy\n",
         "python/shoal/models/lr.py": "from ..store import local\nfrom . import plot\nimport shoal.data.batch\n",
         "python/shoal/data/batch.py": "",

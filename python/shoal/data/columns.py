@@ -28,7 +28,7 @@ from shoal import _reader
 from shoal.data.hashing import texts_of_numbers
 from shoal.data.interactions import Field, Interactions, Pairs, field_of, named_pairs, pairs_of
 
-PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST, VECTOR = range(7)  # as formats/csv.pxi has them
+PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST, VECTOR = range(7)  # as csrc/text/csv.h has them
 
 PLACE = "\ue000"  # begins the names of columns that a reader adds to a table
 

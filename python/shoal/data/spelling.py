@@ -25,7 +25,7 @@ Texts = tuple[NDArray[np.uint8], NDArray[np.uint64]]
 # The names of features from the block they are in, the spans int64[n, 2] of their texts, and their fields uint64[n].
 Spell = Callable[[Block, NDArray[np.int64], NDArray[np.uint64]], Texts]
 
-_CELL_BYTES = 128  # of the text of a cell that is not the one given: cells.pxi
+_CELL_BYTES = 128  # of the text of a cell that is not the one given: csrc/text/cell.h
 _ENDS_NAME = re.compile(rb"[ \t\r:]")
 
 

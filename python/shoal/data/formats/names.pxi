@@ -15,9 +15,10 @@ def join_names(
 
     Name i is the head ``head_of[i]``, which ends at its ``head_ends``, and text[spans[i, 0]:spans[i, 1]]. With
     ``numbers`` that text is numbers between colons, which lose their leading zeros; with ``cells`` it is that of a
-    cell, which may have another one (cells.pxi). ``joined`` has room for all, and CELL_BYTES more for each of these.
+    cell, which may have another one (csrc/text/cell.h). ``joined`` has room for all, and CELL_BYTES more for each of
+    these.
     """
-    cdef uint8_t[CELL_BYTES] room
+    cdef CellRoom room
     cdef CellText cell
     cdef Py_ssize_t n = head_of.shape[0]
     cdef Py_ssize_t i
@@ -51,8 +52,8 @@ def join_names(
             if head_ends[head_of[i]] > begin:
                 memcpy(to + used, head_bytes + begin, head_ends[head_of[i]] - begin)
                 used += head_ends[head_of[i]] - begin
-            if cells and may_be_respelled(text_bytes + spans[i, 0], <size_t>(spans[i, 1] - spans[i, 0])):
-                cell = respelled(
+            if cells and spans[i, 1] > spans[i, 0]:
+                cell = text_of_cell(
                     text_bytes + spans[i, 0], <size_t>(spans[i, 1] - spans[i, 0]), text_bytes + spans[i, 1], room
                 )
                 memcpy(to + used, cell.begin, cell.size)
