@@ -33,7 +33,9 @@ CSRC = {
     "replica": "base optim batch policy shard tier wire transport",
     "endpoint": "base optim batch policy shard tier wire transport replica",
     "client": "base cache wire transport",
-    "bind": "base cache kernel optim batch table names policy shard tier export wire transport replica endpoint client",
+    "http": "base",
+    "bind": "base cache kernel optim batch table names policy shard tier export wire transport replica endpoint client "
+    "http",
 }
 
 PYTHON = {
@@ -118,7 +120,6 @@ LAZY = {
     "torch",
     "torchrec",
     "tqdm",
-    "uvicorn",
     "zmq",
 }
 
@@ -132,7 +133,7 @@ FOR_ITS_OWN = {
     "cluster.launch": {"zmq"},
     "ray": {"pyarrow", "ray", "starlette", "zmq"},
     "torch": {"torch"},
-    "serve": {"prometheus_client", "starlette", "uvicorn"},
+    "serve": {"prometheus_client"},
 }
 
 # C++ patterns that only one place may contain.

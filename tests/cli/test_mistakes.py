@@ -171,8 +171,6 @@ EXTRAS = {
     "torch": ["train", "ctr", "--config", "c.toml", "--output", "x"],
     "tensorboard": [*LR, "good", "--format", "libsvm", "--output", "x", "--tensorboard", "runs"],
     "mlflow": [*LR, "good", "--format", "libsvm", "--output", "x", "--mlflow", "runs"],
-    "uvicorn": ["serve", "e", "--port", "0"],
-    "starlette": ["serve", "e", "--port", "0"],
     "pyarrow": [*LR, "ads.parquet", "--format", "parquet", "--label", "click", "--output", "x"],
     "fsspec": [*LR, "s3://nobody/x", "--format", "libsvm", "--output", "x"],
     "backports.zstd": [*LR, "good.zst", "--format", "libsvm", "--output", "x"],
@@ -225,13 +223,14 @@ def test_a_full_disk_names_the_file(monkeypatch, capsys):
 
 
 def test_a_port_that_is_taken_is_named(capsys):
-    pytest.importorskip("uvicorn", reason="serve is an extra")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert run(["serve", "e", "--port", port]) == 1
         assert capsys.readouterr().err == f"shoal: 127.0.0.1:{port}: Address already in use\n"
+        assert run(["serve", "e", "--host", "nowhere.invalid", "--port", port]) == 1
+        assert re.fullmatch(rf"shoal: nowhere.invalid:{port}: .*not found.*\n", capsys.readouterr().err)
         assert run(["scheduler", "--bind", f"tcp://127.0.0.1:{port}", "--servers", "1"]) == 1
         said = capsys.readouterr().err
         assert f"cannot listen at tcp://127.0.0.1:{port}: Address already in use" in said

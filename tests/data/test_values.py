@@ -24,7 +24,6 @@ pa_csv = pytest.importorskip("pyarrow.csv")
 pq = pytest.importorskip("pyarrow.parquet")
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
-pytest.importorskip("starlette")
 
 from shoal.serve.bodies import ARROW, CSV, JSON, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402

@@ -192,7 +192,6 @@ def test_the_commands_take_urls(there: There, tmp_path: Path, monkeypatch: Any, 
 
 
 def test_a_model_is_served_from_s3(there: There, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    pytest.importorskip("starlette")
     from shoal.serve import ServedModel
 
     there.becomes_the_default(monkeypatch)

@@ -46,7 +46,7 @@ EXTRAS = {
     "otel": ["opentelemetry"],
     "ray": ["ray"],
     "ray-serve": ["ray", "grpc_reflection", "starlette", "uvicorn", "pyarrow"],
-    "serve": ["httptools", "starlette", "uvicorn", "pyarrow"],
+    "serve": ["pyarrow"],
     "sklearn": ["sklearn", "scipy"],
     "tensorboard": ["tensorboard"],
     "torch": ["torch"],

@@ -51,8 +51,8 @@ def test_type_checkers_and_the_interpreter_find_each_name_in_the_same_module():
 
 @pytest.mark.parametrize("name", [*shoal.__all__, *shoal._MODULES.split()])
 def test_each_name_is_there(name):
-    if name in ("ray", "serve", "sklearn", "torch"):
-        pytest.importorskip({"serve": "starlette"}.get(name, name))
+    if name in ("ray", "sklearn", "torch"):
+        pytest.importorskip(name)
     assert name in dir(shoal)
     assert getattr(shoal, name) is getattr(shoal, name)
 

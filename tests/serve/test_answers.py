@@ -16,8 +16,6 @@ import pytest
 import shoal
 from shoal import cli, models
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 pa = pytest.importorskip("pyarrow")
 
 from serving import ask, exported, instances, predict, running, sparse_data, trained  # noqa: E402

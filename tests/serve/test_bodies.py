@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import shoal
 
 pa = pytest.importorskip("pyarrow")
-pytest.importorskip("starlette")
 
 from shoal.serve.bodies import ARROW, CSV, JSON, TEXT, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import shoal
 from shoal import cli
 
-pytest.importorskip("starlette")
 pa = pytest.importorskip("pyarrow")
 
 from shoal.serve import ServedModel  # noqa: E402

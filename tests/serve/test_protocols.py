@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import models
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 from serving import ask, exported, instances, running, sparse_data, trained
+from shoal import models
 from shoal.serve import ServedVersions
 
 ROWS = [

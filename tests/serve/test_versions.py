@@ -13,12 +13,8 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import cli, models
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 from serving import ask, exported, instances, running, sparse_data, trained
+from shoal import cli, models
 from shoal.serve import ServedModel, ServedVersions, Settings
 from shoal.serve.versions import UnknownVersionError, parse_policy
 

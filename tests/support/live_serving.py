@@ -11,17 +11,17 @@ from shoal.serve import serve
 
 @contextlib.contextmanager
 def serving(live):
-    ports, started, servers = [], threading.Event(), []
+    ports, started, ended = [], threading.Event(), threading.Event()
 
     def ready(host, number):
         ports.append(number)
         started.set()
 
-    thread = threading.Thread(target=lambda: serve(live, port=0, ready=ready, until=servers.append))
+    thread = threading.Thread(target=lambda: serve(live, port=0, ready=ready, until=ended))
     thread.start()
     assert started.wait(TIMEOUT)
     try:
         yield ports[0]
     finally:
-        servers[0].should_exit = True
+        ended.set()
         thread.join()

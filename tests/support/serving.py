@@ -33,14 +33,14 @@ def running(directory, **how):
     """Serve a directory, versions, or served models by name, in a thread: the port, and what is served."""
     is_open = isinstance(directory, dict | ServedVersions)
     with contextlib.nullcontext(directory) if is_open else ServedModel(directory) as served:
-        port, started, servers = [], threading.Event(), []
+        port, started, ended = [], threading.Event(), threading.Event()
 
         def ready(host, number):
             port.append(number)
             started.set()
 
         def run():
-            serve(served, port=0, ready=ready, until=servers.append, **how)
+            serve(served, port=0, ready=ready, until=ended, **how)
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -48,7 +48,7 @@ def running(directory, **how):
         try:
             yield port[0], served
         finally:
-            servers[0].should_exit = True
+            ended.set()
             thread.join()
 
 

@@ -10,20 +10,18 @@
     instances.py     JSON and lines of text to examples
     ipc.py           Arrow to examples
     bodies.py        bodies of requests to batches, and predictions back
-    connections.py   the number of connections, and their timeouts
-    app.py           the routes, the metrics, the server
+    app.py           the routes, and what answers them
+    server.py        the server
+    asgi.py          the same as an application of ASGI
 
-Needs starlette and uvicorn (extra: serve); PyTorch for click models alone.
+Needs PyTorch for click models, and pyarrow for Arrow bodies (extra: serve).
 """
 
-try:
-    from shoal.serve.app import make_app, serve
-except ModuleNotFoundError as error:
-    raise ImportError(f"shoal.serve requires {error.name}: pip install 'shoal[serve]'") from error
-
+from shoal.serve.asgi import make_app
 from shoal.serve.limits import Limits
 from shoal.serve.live import LiveModel
 from shoal.serve.served import ServedModel
+from shoal.serve.server import serve
 from shoal.serve.versions import ServedVersions, Settings
 
 __all__ = ["Limits", "LiveModel", "ServedModel", "ServedVersions", "Settings", "make_app", "serve"]

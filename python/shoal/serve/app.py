@@ -1,4 +1,4 @@
-"""The routes of the prediction server.
+"""The routes of the prediction server, and what answers them: requests in, responses out, without a transport.
 
     POST /predict    examples in, probabilities out, by the first model
     POST /reload     check for newer versions now
@@ -16,79 +16,97 @@
 What is served is changed by a request of an operator only: /reload and POST /models/NAME are refused (403) to web pages
 of other origins, and under names that are not this machine's.
 
-Threads: requests wait in the event loop. Small ones are predicted there, large ones and Arrow bodies in as many threads
-as there are cores; those of a live model, which wait for servers, in more. A reload runs in a thread of its own.
+Threads: a Handler answers in any number of threads. The transport, `shoal.serve.server` or `shoal.serve.asgi`, counts
+requests and measures their time, and adds these figures to the registry of the handler.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
+import logging
+import re
 import socket
-import time
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from shoal.base.exposition import render
-from shoal.base.machine import cores
 from shoal.errors import ShoalError
 from shoal.serve import protocols
-from shoal.serve.bodies import ARROW, JSON, check_usable
+from shoal.serve.bodies import JSON, check_usable
 from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError, UnavailableError
 from shoal.serve.live import LiveModel
 from shoal.serve.served import ServedModel
 from shoal.serve.versions import ServedVersions, UnknownVersionError, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection
 
     from shoal.models.predictor import Predictor
     from shoal.serve.served import Model
 
-_SMALL = 8 << 10  # bytes; a smaller body is predicted in the event loop
-_LIVE_THREADS = 32
+_log = logging.getLogger(__name__)
+
+PREDICTIONS = ("/predict", ":predict", "/infer")  # what the path of a prediction ends with; its method is POST
+_SETTINGS_BYTES = 8 << 10
 _VERSION_DIGITS = 20
 _ONLY = "default"  # the name of a model that was given none, in the protocols of other servers
-_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+Served = ServedModel | ServedVersions | LiveModel
 
 
-class _Metrics:
-    """The Prometheus metrics of one server."""
+class Request(NamedTuple):
+    """A request that has arrived; the names of its headers are in lower case."""
 
-    def __init__(self, served: Served, budget: Budget) -> None:
-        self.registry = CollectorRegistry()
-        more: dict[str, Any] = {"registry": self.registry}
-        self.requests = Counter("shoal_serve_requests", "Prediction requests, by status", ["code"], **more)
-        self.examples = Counter("shoal_serve_examples", "Predicted examples", **more)
-        self.seconds = Histogram(
-            "shoal_serve_seconds", "Seconds from complete body to answer", buckets=_BUCKETS, **more
-        )
-        self.answers = Counter(
-            "shoal_serve_answers", "Answered requests, by model and version", ["model", "version"], **more
-        )
-        self.unknown = Counter(
-            "shoal_serve_unknown_columns",
-            "Columns of requests that the model does not know, by model",
-            ["model"],
-            **more,
-        )
-        self.closed = Counter("shoal_serve_closed", "Connections closed at a limit, by reason", ["reason"], **more)
-        for name, what, read in (
-            ("version", "The loaded version", lambda: served.now.version),
-            ("reloads", "Versions loaded after the first", lambda: served.reloads),
-            ("reload_failures", "Versions that could not be loaded", lambda: served.failures),
-            ("held_bytes", "Memory of the requests in progress, in bytes", lambda: budget.held),
-        ):
-            Gauge(f"shoal_serve_{name}", what, **more).set_function(read)
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes | bytearray
+    account: Account
+
+
+_At = Mapping[str, str | None]  # what the pattern of a path has found
+
+
+class Response(NamedTuple):
+    """An answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def path_of(target: str) -> str:
+    """Return the path of the target of a request."""
+    return unquote(target.partition("?")[0])
+
+
+def _json(what: Any, status: int = 200) -> Response:
+    return Response(status, {"content-type": JSON}, msgspec.json.encode(what))
+
+
+def refusal(error: RequestError) -> Response:
+    """Answer with an error."""
+    response = _json({"error": str(error)}, error.status)
+    if isinstance(error, UnavailableError):
+        response.headers["retry-after"] = "1"
+    return response
+
+
+class _NotFoundError(RequestError):
+    """There is no such path, model, version or label."""
+
+    status = 404
+
+
+class _ForeignError(RequestError):
+    """A change that a web page of another origin may have asked for."""
+
+    status = 403
 
 
 def one_line(error: Exception) -> str:
@@ -101,25 +119,6 @@ def _returned(predictor: Predictor) -> str:
     if predictor.is_multiclass:
         return f"of each instance the probabilities of the classes 0 to {predictor.num_classes - 1}"
     return "the probability of label 1 of each instance"
-
-
-def _json(what: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(what), status, media_type=JSON)
-
-
-Served = ServedModel | ServedVersions | LiveModel
-
-
-class _NotFoundError(RequestError):
-    """There is no such model, version or label."""
-
-    status = 404
-
-
-class _ForeignError(RequestError):
-    """A change that a web page of another origin may have asked for."""
-
-    status = 403
 
 
 def _check_origin(request: Request, names: Collection[str]) -> None:
@@ -146,197 +145,212 @@ def _check_origin(request: Request, names: Collection[str]) -> None:
     )
 
 
-def make_app(
-    served: Served | Mapping[str, ServedVersions],
-    *,
-    limits: Limits | None = None,
-    hosts: Collection[str] = (),
-    refuse_unknown_columns: bool = False,
-) -> Starlette:
-    """Make the ASGI application of open models.
+def _version_of(at: _At) -> int | None:
+    text = at.get("version")
+    if text is None or (text.isascii() and text.isdigit() and len(text) < _VERSION_DIGITS):
+        return None if text is None else int(text)
+    raise UnknownVersionError(f"{text[:80]!r} is not a version: write a number, as in versions/3")
+
+
+class Handler:
+    """Answers the requests of a prediction server.
 
     Parameters
     ----------
-    served : ServedModel, ServedVersions, LiveModel, or mapping of str to ServedVersions
-        What to serve; the caller closes it. A mapping has models by name, the first of which also answers ``/predict``.
-    limits : Limits, optional
-        Limits of requests. The limits of connections and of time are enforced by `serve`, or by the server that runs
-        the application.
-    hosts : collection of str, optional
-        Names at which ``POST /reload`` and ``POST /models/NAME`` are accepted, besides numeric addresses, localhost and
-        this machine's own name. Predictions are answered at any.
-    refuse_unknown_columns : bool
-        Whether a request with columns that the model does not know is refused (400). They are counted in any case.
+    served, hosts, refuse_unknown_columns
+        As for `shoal.serve.make_app`.
+    limits : Limits
 
-    Returns
-    -------
-    starlette.applications.Starlette
+    Attributes
+    ----------
+    budget : Budget
+        Of the memory of all requests in progress.
+    registry : prometheus_client.CollectorRegistry
+        The metrics; a transport adds its own.
+    is_live : bool
+        Whether a prediction waits for the servers of a cluster.
     """
-    budget = Budget(limits or Limits())
-    named: Mapping[str, ServedVersions] = {} if isinstance(served, Served) else served
-    first: Served = served if isinstance(served, Served) else next(iter(served.values()))
-    small = 0 if isinstance(first, LiveModel) else _SMALL  # a prediction that waits for servers holds up no other one
-    figures = _Metrics(first, budget)
-    names = {name.lower().rstrip(".") for name in (*hosts, socket.gethostname())}
-    # More threads that compute would slow down the event loop.
-    large = asyncio.Semaphore(_LIVE_THREADS if isinstance(first, LiveModel) else cores())
 
-    def chosen(request: Request) -> Model:
-        """Return the model of a request: one version throughout."""
-        key = request.headers.get("shoal-route")
-        if "name" not in request.path_params:
-            return first.choose(key=key) if isinstance(first, ServedVersions) else first.now
-        label = request.path_params.get("label")
+    def __init__(
+        self,
+        served: Served | Mapping[str, ServedVersions],
+        *,
+        limits: Limits,
+        hosts: Collection[str] = (),
+        refuse_unknown_columns: bool = False,
+    ) -> None:
+        self.budget = Budget(limits)
+        self.registry = CollectorRegistry()
+        self._named: Mapping[str, ServedVersions] = {} if isinstance(served, Served) else served
+        self._first: Served = served if isinstance(served, Served) else next(iter(served.values()))
+        self.is_live = isinstance(self._first, LiveModel)
+        self._hosts = {name.lower().rstrip(".") for name in (*hosts, socket.gethostname())}
+        self._refuses = refuse_unknown_columns
+        self._register_metrics()
+
+    def _register_metrics(self) -> None:
+        more: dict[str, Any] = {"registry": self.registry}
+        self._examples = Counter("shoal_serve_examples", "Predicted examples", **more)
+        self._answers = Counter(
+            "shoal_serve_answers", "Answered requests, by model and version", ["model", "version"], **more
+        )
+        self._unknown = Counter(
+            "shoal_serve_unknown_columns",
+            "Columns of requests that the model does not know, by model",
+            ["model"],
+            **more,
+        )
+        for name, what, read in (
+            ("version", "The loaded version", lambda: self._first.now.version),
+            ("reloads", "Versions loaded after the first", lambda: self._first.reloads),
+            ("reload_failures", "Versions that could not be loaded", lambda: self._first.failures),
+            ("held_bytes", "Memory of the requests in progress, in bytes", lambda: self.budget.held),
+        ):
+            Gauge(f"shoal_serve_{name}", what, **more).set_function(read)
+
+    def answer(self, request: Request) -> Response:
+        """Answer a request; an error is an answer, too."""
         try:
-            one = first if is_only(request) else model_named(request)
+            return self._routed(request)
+        except RequestError as error:
+            return refusal(error)
+        except Exception:
+            _log.exception("%s %s", request.method, request.path[:200])
+            return _json({"error": "an internal error, which the server has logged"}, 500)
+
+    def _routed(self, request: Request) -> Response:
+        for pattern, methods in _ROUTES:
+            if found := pattern.fullmatch(request.path):
+                endpoint = methods.get("GET" if request.method == "HEAD" else request.method)
+                if endpoint is None:
+                    allowed = ", ".join(methods)
+                    response = _json({"error": f"{request.method[:20]} is not answered there: use {allowed}"}, 405)
+                    response.headers["allow"] = allowed
+                    return response
+                return endpoint(self, request, found.groupdict())
+        raise _NotFoundError(f"there is nothing at {request.path[:200]}")
+
+    # ---- models ----
+
+    def _chosen(self, request: Request, at: _At) -> Model:
+        """Return the model of a request: one version throughout."""
+        first, key = self._first, request.headers.get("shoal-route")
+        if "name" not in at:
+            return first.choose(key=key) if isinstance(first, ServedVersions) else first.now
+        label = at.get("label")
+        try:
+            one = self._served_at(at)
             if isinstance(one, ServedVersions):
-                return one.choose(version=version_of(request), label=label, key=key)
-            if label is not None or version_of(request) not in (None, one.now.version):
+                return one.choose(version=_version_of(at), label=label, key=key)
+            if label is not None or _version_of(at) not in (None, one.now.version):
                 raise UnknownVersionError(f"version {one.now.version} is served, without labels")
             return one.now
         except UnknownVersionError as error:
             raise _NotFoundError(str(error)) from None
 
-    def is_only(request: Request) -> bool:
-        return not named and request.path_params["name"] == _ONLY
+    def _served_at(self, at: _At) -> Served:
+        return self._first if not self._named and at["name"] == _ONLY else self._named_at(at)
 
-    def version_of(request: Request) -> int | None:
-        text = request.path_params.get("version")
-        if text is None or (text.isascii() and text.isdigit() and len(text) < _VERSION_DIGITS):
-            return None if text is None else int(text)
-        raise UnknownVersionError(f"{text[:80]!r} is not a version: write a number, as in versions/3")
+    def _named_at(self, at: _At) -> ServedVersions:
+        name = at["name"] or ""
+        if name not in self._named:
+            known = ", ".join(self._named) or "not named"
+            raise _NotFoundError(f"there is no model {name[:80]!r}: the models are {known}")
+        return self._named[name]
 
-    def model_named(request: Request) -> ServedVersions:
-        name = request.path_params["name"]
-        if name not in named:
-            raise _NotFoundError(f"there is no model {name[:80]!r}: the models are {', '.join(named) or 'not named'}")
-        return named[name]
+    def _versions_at(self, at: _At) -> list[int]:
+        asked = _version_of(at)
+        one = self._served_at(at)
+        there = [model.version for model in one.models] if isinstance(one, ServedVersions) else [one.now.version]
+        if asked is not None and asked not in there:
+            raise UnknownVersionError(f"version {asked} is not loaded: {', '.join(map(str, there))} are")
+        return there if asked is None else [asked]
 
-    def predict_now(request: Request, body: bytearray, account: Account, read: protocols.Reader) -> Response:
-        model = chosen(request)
-        name = request.path_params.get("name", next(iter(named), ""))
+    # ---- predictions ----
+
+    def _predict(self, request: Request, at: _At, read: protocols.Reader) -> Response:
+        model = self._chosen(request, at)
+        name = at.get("name") or next(iter(self._named), "")
         unknown: set[str] = set()
         try:
-            batch, write = read(protocols.Request(body, request.headers, name, model, account, unknown))
+            batch, write = read(protocols.Request(request.body, request.headers, name, model, request.account, unknown))
         except RequestError:
             raise
         except (ValueError, TypeError, OverflowError) as error:  # the message of a reader
             raise RequestError(str(error)) from None
         if unknown:
-            figures.unknown.labels(name).inc(len(unknown))
-            if refuse_unknown_columns:
+            self._unknown.labels(name).inc(len(unknown))
+            if self._refuses:
                 model.inputs.check_known(unknown)
         try:
             predictions = model.predictor.probabilities(batch)
         except ValueError as error:
             raise RequestError(str(error)) from None
         except ShoalError as error:
-            if not isinstance(first, LiveModel):
+            if not isinstance(self._first, LiveModel):
                 raise
-            first.failed()
+            self._first.failed()
             raise UnavailableError(one_line(error)) from None
         check_usable(predictions)
         answer = write(model.version, predictions)
-        figures.examples.inc(len(batch))
-        figures.answers.labels(name, str(model.version)).inc()
-        headers = {"shoal-version": str(model.version), **answer.headers}
-        return Response(answer.data, media_type=answer.kind, headers=headers)
+        self._examples.inc(len(batch))
+        self._answers.labels(name, str(model.version)).inc()
+        return Response(
+            200, {"content-type": answer.kind, "shoal-version": str(model.version), **answer.headers}, answer.data
+        )
 
-    async def predict(request: Request, read: protocols.Reader = protocols.native) -> Response:
-        try:
-            with Account(budget) as account:
-                response = await answered(request, account, read)
-        except RequestError as error:
-            response = _json({"error": str(error)}, error.status)
-            if isinstance(error, UnavailableError):
-                response.headers["retry-after"] = "1"
-            if not request.scope.get("shoal.received"):
-                response.headers["connection"] = "close"  # the rest of the body is not read
-        except ClientDisconnect:
-            response = Response(status_code=499)  # for the counter only: the client has disconnected
-        except Exception:
-            figures.requests.labels("500").inc()
-            raise
-        figures.requests.labels(str(response.status_code)).inc()
-        return response
+    # ---- what is served ----
 
-    async def answered(request: Request, account: Account, read: protocols.Reader) -> Response:
-        length = request.headers.get("content-length", "0")
-        most = budget.limits.body_bytes
-        if not length.isdecimal() or int(length[:20]) > most:
-            raise TooLargeError(f"a body of {length[:20]} bytes: at most {most} are accepted")
-        body = bytearray()
-        async for part in request.stream():
-            account.body(len(part))
-            body += part
-        request.scope["shoal.received"] = True
-        began = time.perf_counter()
-        types = request.headers.get("content-type", "") + request.headers.get("accept", "")
-        if len(body) <= small and ARROW not in types:
-            response = predict_now(request, body, account, read)
-        else:
-            async with large:
-                response = await run_in_threadpool(predict_now, request, body, account, read)
-        figures.seconds.observe(time.perf_counter() - began)
-        return response
-
-    async def reload(request: Request) -> Response:
-        try:
-            _check_origin(request, names)
-        except RequestError as error:
-            return _json({"error": str(error)}, error.status)
+    def _reload(self, request: Request, at: _At) -> Response:
+        _check_origin(request, self._hosts)
         fresh, failure = False, ""
-        for one in named.values() or [first]:
+        for one in self._named.values() or [self._first]:
             try:
-                fresh |= await run_in_threadpool(one.reload)
+                fresh |= one.reload()
             except Exception as error:  # the current version stays; `reload` has logged the error
                 failure = one_line(error)
         if failure:
-            return _json({"version": first.now.version, "error": failure}, 500)
-        return _json({"version": first.now.version, "reloaded": fresh})
+            return _json({"version": self._first.now.version, "error": failure}, 500)
+        return _json({"version": self._first.now.version, "reloaded": fresh})
 
-    async def healthz(request: Request) -> Response:
-        return _json({"status": "ok", "version": first.now.version})
+    def _healthz(self, request: Request, at: _At) -> Response:
+        return _json({"status": "ok", "version": self._first.now.version})
 
-    async def models(request: Request) -> Response:
+    def _models(self, request: Request, at: _At) -> Response:
         found = {
             name: {"versions": [model.version for model in one.models], "labels": one.settings.labels}
-            for name, one in named.items()
+            for name, one in self._named.items()
         }
         return _json({"models": found})
 
-    def described(name: str, one: ServedVersions) -> dict[str, Any]:
+    def _model(self, request: Request, at: _At) -> Response:
+        one = self._named_at(at)
         settings, now = one.settings, one.now
-        return {
-            "name": name,
-            "versions": [{"version": model.version, "model": model.kind} for model in one.models],
-            "policy": {"latest": settings.latest} if settings.versions is None else {"versions": settings.versions},
-            "labels": settings.labels,
-            "split": settings.split,
-            "takes": now.inputs.describe(),
-            "returns": {"probabilities": _returned(now.predictor), "version": "whole number"},
-        }
+        return _json(
+            {
+                "name": at["name"],
+                "versions": [{"version": model.version, "model": model.kind} for model in one.models],
+                "policy": {"latest": settings.latest} if settings.versions is None else {"versions": settings.versions},
+                "labels": settings.labels,
+                "split": settings.split,
+                "takes": now.inputs.describe(),
+                "returns": {"probabilities": _returned(now.predictor), "version": "whole number"},
+            }
+        )
 
-    async def model(request: Request) -> Response:
+    def _change(self, request: Request, at: _At) -> Response:
+        one = self._named_at(at)
+        _check_origin(request, self._hosts)
+        if len(request.body) > _SETTINGS_BYTES:
+            raise TooLargeError(f"settings of more than {_SETTINGS_BYTES} bytes")
         try:
-            one = model_named(request)
-            if request.method == "POST":
-                _check_origin(request, names)
-                body = bytearray()
-                async for part in request.stream():
-                    body += part
-                    if len(body) > _SMALL:
-                        raise TooLargeError(f"settings of more than {_SMALL} bytes")
-                try:
-                    await run_in_threadpool(one.change, settings_of(bytes(body), one.settings))
-                except (ValueError, TypeError, ShoalError) as error:
-                    raise RequestError(one_line(error)) from None
-            return _json(described(request.path_params["name"], one))
-        except RequestError as error:
-            return _json({"error": str(error)}, error.status)
+            one.change(settings_of(bytes(request.body), one.settings))
+        except (ValueError, TypeError, ShoalError) as error:
+            raise RequestError(one_line(error)) from None
+        return self._model(request, at)
 
-    async def versions(request: Request) -> Response:
-        now = first.now
+    def _versions(self, request: Request, at: _At) -> Response:
+        now = self._first.now
         mapped = () if now.exported is None else now.exported.layers.mapped
         layers = [{"directory": one.storage_dir.name, "version": one.manifest.number} for one in mapped]
         tables: dict[str, dict[str, Any]] = {
@@ -351,160 +365,54 @@ def make_app(
         what = {"version": now.version, "model": now.kind, "layers": layers, "tables": tables, "takes": takes}
         return _json(what)
 
-    def versions_of(request: Request) -> list[int]:
-        asked = version_of(request)
-        one = first if is_only(request) else model_named(request)
-        there = [model.version for model in one.models] if isinstance(one, ServedVersions) else [one.now.version]
-        if asked is not None and asked not in there:
-            raise UnknownVersionError(f"version {asked} is not loaded: {', '.join(map(str, there))} are")
-        return there if asked is None else [asked]
+    def _metrics(self, request: Request, at: _At) -> Response:
+        body, kind = render(self.registry, request.headers.get("accept", ""))
+        return Response(200, {"content-type": kind}, body)
 
-    def told(describe: Callable[[str, list[int], Model], Any]) -> Callable[[Request], Any]:
+    def _told(self, request: Request, at: _At, describe: Callable[[str, list[int], Model], Any]) -> Response:
         """Answer with what is known of a model, or 404."""
-
-        async def endpoint(request: Request) -> Response:
-            try:
-                return _json(describe(request.path_params["name"], versions_of(request), chosen(request)))
-            except (RequestError, UnknownVersionError) as error:
-                return _json({"error": str(error)}, 404)
-
-        return endpoint
-
-    def predicts(read: protocols.Reader) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            return await predict(request, read)
-
-        return endpoint
-
-    async def server(request: Request) -> Response:
-        return _json(protocols.server_metadata())
-
-    async def live(request: Request) -> Response:
-        return _json({"live": True})
-
-    async def ready(request: Request) -> Response:
-        return _json({"ready": True})
-
-    status = told(lambda name, versions, model: protocols.model_status(versions))
-    signature = told(lambda name, versions, model: protocols.model_signature(name, model))
-    metadata = told(protocols.model_metadata)
-    readiness = told(lambda name, versions, model: {"name": name, "ready": True})
-    tensorflow = [
-        route
-        for at in ("", "/versions/{version}", "/labels/{label}")
-        for route in (
-            Route(f"/v1/models/{{name}}{at}:predict", predicts(protocols.tensorflow), methods=["POST"]),
-            Route(f"/v1/models/{{name}}{at}/metadata", signature),
-            Route(f"/v1/models/{{name}}{at}", status),
-        )
-    ]
-    inference = [
-        route
-        for at in ("", "/versions/{version}")
-        for route in (
-            Route(f"/v2/models/{{name}}{at}/infer", predicts(protocols.inference), methods=["POST"]),
-            Route(f"/v2/models/{{name}}{at}/ready", readiness),
-            Route(f"/v2/models/{{name}}{at}", metadata),
-        )
-    ]
-
-    async def metrics(request: Request) -> Response:
-        body, kind = render(figures.registry, ",".join(request.headers.getlist("accept")))
-        return Response(body, media_type=kind)
-
-    app = Starlette(
-        routes=[
-            Route("/predict", predict, methods=["POST"]),
-            Route("/reload", reload, methods=["POST"]),
-            Route("/healthz", healthz),
-            Route("/versions", versions),
-            Route("/metrics", metrics),
-            Route("/models", models),
-            Route("/models/{name}", model, methods=["GET", "POST"]),
-            Route("/models/{name}/predict", predict, methods=["POST"]),
-            Route("/models/{name}/versions/{version}/predict", predict, methods=["POST"]),
-            Route("/models/{name}/labels/{label}/predict", predict, methods=["POST"]),
-            *tensorflow,
-            Route("/v2", server),
-            Route("/v2/health/live", live),
-            Route("/v2/health/ready", ready),
-            *inference,
-        ]
-    )
-    app.state.closed = lambda reason: figures.closed.labels(reason).inc()
-    return app
+        try:
+            return _json(describe(at["name"] or "", self._versions_at(at), self._chosen(request, at)))
+        except (RequestError, UnknownVersionError) as error:
+            raise _NotFoundError(str(error)) from None
 
 
-def serve(
-    served: Served | Mapping[str, ServedVersions],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    reuse_port: bool = False,
-    limits: Limits | None = None,
-    hosts: Collection[str] = (),
-    refuse_unknown_columns: bool = False,
-    ready: Callable[[str, int], object] | None = None,
-    until: Callable[[Any], object] | None = None,
-) -> None:
-    """Answer requests until Ctrl-C or SIGTERM; pending requests are completed first.
+_Endpoint = Callable[[Handler, Request, _At], Response]
 
-    Parameters
-    ----------
-    served : ServedModel, ServedVersions, LiveModel, or mapping of str to ServedVersions
-        As for `make_app`.
-    host, port
-        Where to listen; port 0 is any that is free.
-    reuse_port : bool
-        Whether several processes may listen on this port: the system distributes connections among them. They share the
-        pages of the files.
-    limits : Limits, optional
-        Limits of requests and connections.
-    hosts : collection of str, optional
-        As for `make_app`; ``host`` is one of them.
-    refuse_unknown_columns : bool
-        As for `make_app`.
-    ready : callable, optional
-        Called with host and port once connections are accepted.
-    until : callable, optional
-        Called with uvicorn's server before it runs, to end it (``server.should_exit = True``).
 
-    Raises
-    ------
-    OSError
-        The address is in use, or is not an address of this machine.
-    """
-    try:
-        import uvicorn
-    except ModuleNotFoundError as error:
-        raise ImportError(f"shoal.serve requires {error.name}: pip install 'shoal[serve]'") from error
+def _predicts(read: protocols.Reader) -> dict[str, _Endpoint]:
+    return {"POST": lambda handler, request, at: handler._predict(request, at, read)}
 
-    from shoal.serve.connections import Listener, Server, protocol
 
-    limits = limits or Limits()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named TCP: only then does the event loop turn off Nagle's algorithm, which delays answers by up to
-    # 40 ms.
-    with Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listening.bind((host, port))
-        listening.listen(1024)
-        app = make_app(served, limits=limits, hosts=(*hosts, host), refuse_unknown_columns=refuse_unknown_columns)
-        config = uvicorn.Config(
-            app,
-            http=protocol(limits, app.state.closed),
-            loop="asyncio",  # uvloop accepts connections by itself, without `Listener`
-            ws="none",
-            log_level="warning",
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-        )
-        server = Server(config)
-        if until is not None:
-            until(server)
-        if ready is not None:
-            ready(host, listening.getsockname()[1])
-        server.run(sockets=[listening])
+def _tells(describe: Callable[[str, list[int], Model], Any]) -> dict[str, _Endpoint]:
+    return {"GET": lambda handler, request, at: handler._told(request, at, describe)}
+
+
+def _says(what: Callable[[], Any]) -> dict[str, _Endpoint]:
+    return {"GET": lambda handler, request, at: _json(what())}
+
+
+_NAME = "/models/(?P<name>[^/]+)"
+_VERSION = "(?:/versions/(?P<version>[^/]+))?"
+_WHICH = "(?:/versions/(?P<version>[^/]+)|/labels/(?P<label>[^/]+))?"
+# Patterns of paths, and what answers a method there; of several the first. HEAD is answered as GET is.
+_TABLE: tuple[tuple[str, dict[str, _Endpoint]], ...] = (
+    ("/predict", _predicts(protocols.native)),
+    (f"{_NAME}{_WHICH}/predict", _predicts(protocols.native)),
+    (f"/v1{_NAME}{_WHICH}:predict", _predicts(protocols.tensorflow)),
+    (f"/v2{_NAME}{_VERSION}/infer", _predicts(protocols.inference)),
+    ("/healthz", {"GET": Handler._healthz}),
+    ("/metrics", {"GET": Handler._metrics}),
+    ("/versions", {"GET": Handler._versions}),
+    ("/reload", {"POST": Handler._reload}),
+    ("/models", {"GET": Handler._models}),
+    (_NAME, {"GET": Handler._model, "POST": Handler._change}),
+    (f"/v1{_NAME}{_WHICH}/metadata", _tells(lambda name, _, model: protocols.model_signature(name, model))),
+    (f"/v1{_NAME}{_WHICH}", _tells(lambda _, versions, model: protocols.model_status(versions))),
+    ("/v2", _says(protocols.server_metadata)),
+    ("/v2/health/live", _says(lambda: {"live": True})),
+    ("/v2/health/ready", _says(lambda: {"ready": True})),
+    (f"/v2{_NAME}{_VERSION}/ready", _tells(lambda name, _, model: {"name": name, "ready": True})),
+    (f"/v2{_NAME}{_VERSION}", _tells(protocols.model_metadata)),
+)
+_ROUTES = [(re.compile(pattern), methods) for pattern, methods in _TABLE]

@@ -10,11 +10,12 @@ Threads: a Budget is safe from any thread, an Account belongs to its request.
 from __future__ import annotations
 
 import math
-import threading
 from typing import Self
 
 import msgspec
 from msgspec import structs
+
+from shoal import _core
 
 
 class RequestError(ValueError):
@@ -77,53 +78,67 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget:
-    """The memory of all pending requests."""
+    """The memory of all pending requests.
+
+    Attributes
+    ----------
+    native : _core.ByteBudget
+        The count, which the engine's HTTP server shares.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._lock = threading.Lock()
-        self._held = 0
+        self.native = _core.ByteBudget(limits.in_flight_bytes)
 
     @property
     def held(self) -> int:
         """Bytes that requests hold now."""
-        return self._held
+        return self.native.held
 
     def add(self, size: int) -> None:
         """Reserve bytes."""
-        with self._lock:
-            if self._held + size > self.limits.in_flight_bytes:
-                raise BusyError(
-                    f"the requests in progress use {self._held} bytes, and this one needs {size} more: at most "
-                    f"{self.limits.in_flight_bytes} are used at a time; try again later"
-                )
-            self._held += size
+        if not self.native.add(size):
+            raise BusyError(
+                f"the requests in progress use {self.held} bytes, and this one needs {size} more: at most "
+                f"{self.limits.in_flight_bytes} are used at a time; try again later"
+            )
 
     def give_back(self, size: int) -> None:
         """Release bytes."""
-        with self._lock:
-            self._held -= size
+        self.native.give_back(size)
 
 
 class Account:
-    """The memory of one request. A context manager that releases it."""
+    """The memory of one request. A context manager that releases it.
 
-    def __init__(self, budget: Budget) -> None:
+    Parameters
+    ----------
+    budget : Budget
+    received : int
+        Bytes of the body that whoever has received it holds and releases.
+    """
+
+    def __init__(self, budget: Budget, *, received: int = 0) -> None:
         self._budget = budget
-        self._body = 0
+        self._received = received
+        self._body = received
         self._decoded = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *how: object) -> None:
-        self._budget.give_back(self._body + self._decoded)
+        self._budget.give_back(self._body - self._received + self._decoded)
+
+    @property
+    def most(self) -> int:
+        """Bytes that a body may have."""
+        return min(self._budget.limits.body_bytes, self._budget.limits.in_flight_bytes)
 
     def body(self, size: int) -> None:
         """Add bytes of the body."""
-        limit = min(self._budget.limits.body_bytes, self._budget.limits.in_flight_bytes)
-        if self._body + size > limit:
-            raise TooLargeError(f"a body of {self._body + size} bytes or more: at most {limit} are accepted")
+        if self._body + size > self.most:
+            raise TooLargeError(f"a body of {self._body + size} bytes or more: at most {self.most} are accepted")
         self._budget.add(size)
         self._body += size
 

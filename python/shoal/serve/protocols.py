@@ -56,7 +56,7 @@ _MOST_DIMENSIONS = 8
 class Request(NamedTuple):
     """A prediction request whose body has arrived."""
 
-    body: bytearray
+    body: bytes | bytearray
     headers: Mapping[str, str]
     name: str  # of the model
     model: Model
