@@ -34,8 +34,11 @@ CSRC = {
     "endpoint": "base optim batch policy shard tier wire transport replica",
     "client": "base cache wire transport",
     "http": "base",
+    "predict": "base optim kernel text export",
+    "c_api": "base export text predict",
+    "serve": "base text predict http",
     "bind": "base cache kernel optim batch table names policy shard tier export wire transport replica endpoint client "
-    "http",
+    "http predict serve",
 }
 
 PYTHON = {

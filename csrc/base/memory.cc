@@ -119,16 +119,26 @@ void trim_heap() noexcept {
 #endif
 }
 
-FileMapping::FileMapping(int file, std::size_t offset, std::size_t bytes) : bytes_(bytes) {
-  void* const got =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(offset));
+FileMapping::FileMapping(int file, std::size_t offset, std::size_t bytes, Access access) : bytes_(bytes) {
+  const int rights = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* const got = mmap(nullptr, bytes, rights, MAP_SHARED, file, static_cast<off_t>(offset));
   if (got == MAP_FAILED) {
     throw std::bad_alloc();
   }
   data_ = static_cast<std::byte*>(got);
 }
 
-FileMapping::~FileMapping() { munmap(data_, bytes_); }
+FileMapping::~FileMapping() {
+  if (data_ != nullptr) {
+    munmap(data_, bytes_);
+  }
+}
+
+void FileMapping::prefer_huge_pages() noexcept {
+#ifdef MADV_HUGEPAGE
+  static_cast<void>(madvise(data_, bytes_, MADV_HUGEPAGE));  // advice
+#endif
+}
 
 HugeBlock::HugeBlock() : data_(map(kBytes)) {}
 

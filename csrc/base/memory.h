@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "base/units.h"
@@ -46,16 +47,24 @@ class HugeBlock {
   std::byte* data_;
 };
 
-// Memory that the kernel shares through a file descriptor, such as the rings of io_uring. std::bad_alloc if
+// Memory that is shared through a file descriptor, such as a file or the rings of io_uring. std::bad_alloc if
 // it is refused. Threads: none of its own.
 class FileMapping {
  public:
-  FileMapping(int file, std::size_t offset, std::size_t bytes);
+  enum class Access : std::uint8_t { kRead, kWrite };
+
+  FileMapping(int file, std::size_t offset, std::size_t bytes, Access access);
   ~FileMapping();
+  FileMapping(FileMapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  FileMapping& operator=(FileMapping&&) = delete;
   FileMapping(const FileMapping&) = delete;
   FileMapping& operator=(const FileMapping&) = delete;
 
   std::byte* data() const noexcept { return data_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  // Advises the system to map huge pages, where the file has them.
+  void prefer_huge_pages() noexcept;
 
  private:
   std::byte* data_;

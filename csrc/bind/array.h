@@ -56,8 +56,13 @@ Array<T> view(std::span<const T> data, const py::object& owner) {
 }
 
 template <class T>
-Array<T> copied(const std::vector<T>& data) {
+Array<T> copied(std::span<const T> data) {
   return Array<T>(static_cast<py::ssize_t>(data.size()), data.data());
+}
+
+template <class T>
+Array<T> copied(const std::vector<T>& data) {
+  return copied(std::span<const T>(data));
 }
 
 // An array that owns its bytes.

@@ -96,5 +96,8 @@ void add_cached_rows(pybind11::module_& module);
 void add_endpoint(pybind11::module_& module);
 void add_data_loop(pybind11::module_& module);
 void add_export(pybind11::module_& module);
+void add_http(pybind11::module_& module);
+void add_predict(pybind11::module_& module);
+void add_serve(pybind11::module_& module);
 
 }  // namespace shoal::bind

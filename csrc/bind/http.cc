@@ -168,6 +168,7 @@ void add_http(py::module_& module) {
       .def_property_readonly("held", &ByteBudget::held)
       .def("add", &ByteBudget::add, py::arg("bytes"))
       .def("give_back", &ByteBudget::give_back, py::arg("bytes"));
+  py::class_<FastHandler, std::shared_ptr<FastHandler>>(module, "FastHandler");
   py::class_<HttpServer>(module, "HttpServer", py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&make_server), py::arg("budget"), py::kw_only(), py::arg("host"), py::arg("port"),
            py::arg("reuse_port"), py::arg("connections"), py::arg("body_bytes"), py::arg("request_seconds"),
@@ -176,6 +177,7 @@ void add_http(py::module_& module) {
       .def_property_readonly("stopped", &HttpServer::stopped)
       .def("take", &take, py::arg("lane"), py::arg("seconds"))
       .def("answer", &answer, py::arg("id"), py::arg("status"), py::arg("headers"), py::arg("body"))
+      .def("set_fast", &HttpServer::set_fast, py::arg("handler").none(true))
       .def("counters", &counters)
       .def(
           "stop", [](HttpServer& server, double seconds) { server.stop(after(seconds)); }, py::arg("seconds"),

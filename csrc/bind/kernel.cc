@@ -14,6 +14,7 @@
 #include "bind/bind.h"
 #include "kernel/binary_metrics.h"
 #include "kernel/by_feature.h"
+#include "kernel/calibration.h"
 #include "kernel/count_min.h"
 #include "kernel/fm.h"
 #include "kernel/interactions.h"
@@ -94,6 +95,34 @@ Array<double> logistic_probabilities(const Array<double>& margins, PoolWithScrat
   const auto from = in(margins);
   const py::gil_scoped_release nogil;
   probabilities(from, to, pool.threads);
+  return result;
+}
+
+Array<double> isotonic_margins(const Array<double>& margins, const Array<double>& at,
+                               const Array<double>& probabilities) {
+  const auto from = in(margins);
+  const auto points = in(at);
+  const auto levels = in(probabilities);
+  SHOAL_CHECK(!points.empty() && points.size() == levels.size(),
+              "there must be a probability for each point");
+  Array<double> result = fresh<double>(from.size());
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  std::copy(from.begin(), from.end(), to.begin());
+  isotonic(to, points, levels);
+  return result;
+}
+
+// Of margins of several classes, the probabilities.
+Array<double> softmax(const Array<double>& margins, bool one_versus_rest) {
+  SHOAL_CHECK(margins.ndim() == 2, "margins must have two dimensions, examples and classes");
+  const auto from = in(margins);
+  const auto classes = static_cast<std::size_t>(margins.shape(1));
+  Array<double> result = fresh<double>(static_cast<std::size_t>(margins.shape(0)), classes);
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  std::copy(from.begin(), from.end(), to.begin());
+  class_probabilities(to, classes, one_versus_rest ? ClassLoss::kOneVersusRest : ClassLoss::kMultinomial);
   return result;
 }
 
@@ -445,6 +474,9 @@ void add_kernel(py::module_& module) {
              py::arg("pool"));
   module.def("count_min_positions", &count_min_positions, py::arg("keys").noconvert(), py::arg("seed"),
              py::arg("depth"), py::arg("width"), py::arg("pool"));
+  module.def("isotonic_margins", &isotonic_margins, py::arg("margins").noconvert(), py::arg("at").noconvert(),
+             py::arg("probabilities").noconvert());
+  module.def("class_probabilities", &softmax, py::arg("margins").noconvert(), py::arg("one_versus_rest"));
   module.def("logistic_probabilities", &logistic_probabilities, py::arg("margins").noconvert(),
              py::arg("pool"));
 }

@@ -22,4 +22,7 @@ PYBIND11_MODULE(_core, module) {
   shoal::bind::add_endpoint(module);
   shoal::bind::add_data_loop(module);
   shoal::bind::add_export(module);
+  shoal::bind::add_http(module);
+  shoal::bind::add_predict(module);
+  shoal::bind::add_serve(module);
 }

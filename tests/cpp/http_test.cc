@@ -266,14 +266,17 @@ TEST(requests_that_follow_each_other_without_a_wait_are_answered_in_order) {
   Client client(world.port());
   std::string all;
   for (int i = 0; i < 300; ++i) {
-    all += i % 3 == 0 ? post("f" + std::string(static_cast<std::size_t>(i), 'x'))
-                      : (i % 3 == 1 ? get("/" + std::to_string(i)) : post(std::to_string(i), "/change"));
+    std::string body("f");
+    body.append(static_cast<std::size_t>(i), 'x');
+    std::string path("/");
+    path.append(std::to_string(i));
+    all += i % 3 == 0 ? post(body) : (i % 3 == 1 ? get(path) : post(std::to_string(i), "/change"));
   }
   std::thread sending([&] { CHECK(client.send(all)); });
   for (int i = 0; i < 300; ++i) {
     const std::string number = std::to_string(i);
-    const std::string want = i % 3 == 0 ? "h" + std::to_string(i + 1)
-                                        : (i % 3 == 1 ? "GET /" + number + " " : "POST /change " + number);
+    std::string want(i % 3 == 0 ? "h" : (i % 3 == 1 ? "GET /" : "POST /change "));
+    want.append(i % 3 == 0 ? std::to_string(i + 1) : number).append(i % 3 == 1 ? " " : "");
     CHECK_EQ(body_of(client.answer()), want);
   }
   sending.join();
