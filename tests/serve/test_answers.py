@@ -326,13 +326,13 @@ def test_a_damaged_version_is_reported_kept_out_and_logged_once(tmp_path, caplog
 @pytest.mark.parametrize(
     ("body", "headers", "status", "message"),
     [
-        ("{", {}, 400, "truncated"),
-        ("[]", {}, 400, "Expected `object`"),
+        ("{", {}, 400, "incomplete JSON"),
+        ("[]", {}, 400, "the body is an object"),
         ('{"instances": []}', {}, 400, "at least one"),
         ('{"instances": [7]}', {}, 400, "an instance is an object"),
         ('{"instances": [{"keys": [-1]}]}', {}, 400, ""),
         ('{"instances": [{"keys": [18446744073709551616]}]}', {}, 400, ""),
-        ('{"instances": [{"keys": [1.5]}]}', {}, 400, "int"),
+        ('{"instances": [{"keys": [1.5]}]}', {}, 400, "1.5 is not a key"),
         ('{"instances": [{"keys": [1, 2], "values": [1]}]}', {}, 400, "2 keys and 1 values"),
         ('{"instances": [{"keys": [1], "values": [1e39]}]}', {}, 400, "finite"),
         ('{"instances": [{"keys": [1]}, {"site": "a"}]}', {}, 400, "site"),

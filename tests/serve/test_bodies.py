@@ -176,7 +176,7 @@ def test_a_body_of_arrow_is_read_as_the_table(of_parquet):
     assert of_body(sink.getvalue(), ARROW, of_parquet) == rows(batch)
 
 
-NAN = "JSON is malformed: invalid character (byte {}): JSON has no {}, send null for a cell that is missing"
+NAN = "JSON is malformed (byte {}): syntax error: JSON has no {}, send null for a cell that is missing"
 
 
 @pytest.mark.parametrize(

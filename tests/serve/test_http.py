@@ -18,6 +18,7 @@ import pytest
 
 from cluster_fakes import HeldPort
 from serving import ask, exported, running, trained
+from shoal.serve.bodies import ARROW
 
 BODY = b'{"instances": [{"keys": [1, 2]}]}'
 POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
@@ -81,7 +82,7 @@ def test_predictions_are_counted_and_timed_by_the_server(folder):
 def test_a_probe_is_answered_beside_predictions_and_a_reload_that_wait(folder, monkeypatch):
     go_on = threading.Event()
     with running(folder) as (port, served):
-        for kind, name in ((type(served.now.predictor), "probabilities"), (type(served), "reload")):
+        for kind, name in ((type(served.now), "probabilities"), (type(served), "reload")):
             before = getattr(kind, name)
 
             def held_up(*arguments, before=before):
@@ -91,7 +92,7 @@ def test_a_probe_is_answered_beside_predictions_and_a_reload_that_wait(folder, m
             monkeypatch.setattr(kind, name, held_up)
         results = []
         waiting = [
-            threading.Thread(target=lambda what=what: results.append(ask(port, "POST", *what)[0]))
+            threading.Thread(target=lambda what=what: results.append(ask(port, "POST", *what, {"accept": ARROW})[0]))
             for what in [("/predict", BODY)] * 8 + [("/reload", None)] * 2
         ]
         for one in waiting:

@@ -95,7 +95,7 @@ def test_compressed_arrow_is_bounded_by_what_it_decodes_to(folder, codec):
          TooLargeError),
         (lambda: stream(pa.concat_tables([pa.table({f"c{i}": ["a"] for i in range(1000)})] * 3)), ARROW, TooLargeError),
         (lambda: b'{"instances":[' + b"{}," * 200_000 + b"{}]}", JSON, TooLargeError),
-        (lambda: b'{"instances":[{"keys":[' + b"1," * 200_000 + b"1]}]}", JSON, TooLargeError),
+        (lambda: b'{"instances":[{"keys":[' + b"1," * 800_000 + b"1]}]}", JSON, TooLargeError),
     ],
     ids=["rows without bytes", "columns", "lists without bytes", "columns of short batches", "empty instances", "keys"],
 )  # fmt: skip
@@ -106,7 +106,7 @@ def test_bodies_that_grow_are_refused_before_they_are_decoded(named_model, make,
 
 def test_a_request_that_never_fits_is_too_large_and_not_asked_to_come_again(named_model):
     body = json.dumps({"instances": [{"keys": list(range(1000))}]}).encode()
-    with pytest.raises(TooLargeError, match="at most 5000 are used"):
+    with pytest.raises(TooLargeError, match="more than 5000 bytes"):
         decode(named_model, body, in_flight_bytes=5000)
 
 
@@ -124,7 +124,9 @@ def test_interactions_are_counted_before_they_are_made(vw_model):
 def test_deep_json_is_refused(named_model, vw_model, frame, depth):
     body = frame % (b"[" * depth + b"]" * depth)
     for model in (named_model, vw_model):
-        with pytest.raises(RequestError, match=r"nested too deeply|Expected|is not a cell|an instance is"):
+        with pytest.raises(
+            RequestError, match=r"nested too deeply|a list within|is not a cell|an instance is|the body is an object"
+        ):
             decode(model, body)
 
 
@@ -223,19 +225,20 @@ def test_connections_without_a_request_make_room_for_new_ones(folder):
 def test_a_connection_too_many_is_refused_while_all_requests_are_being_answered(folder, monkeypatch):
     go_on = threading.Event()
     with running(folder, limits=Limits(connections=4)) as (port, served):
-        predict = type(served.now.predictor).probabilities
+        predict = type(served.now).probabilities
 
         def held_up(*arguments):
             assert go_on.wait(120)
             return predict(*arguments)
 
-        monkeypatch.setattr(type(served.now.predictor), "probabilities", held_up)
-        large = json.dumps({"instances": [{"keys": list(range(9000))}]}).encode()  # predicted in threads
+        monkeypatch.setattr(type(served.now), "probabilities", held_up)
+        large = json.dumps({"instances": [{"keys": list(range(9000))}]}).encode()
+        head = b"POST /predict HTTP/1.1\r\nhost: x\r\naccept: %b\r\ncontent-length: %%d\r\n\r\n" % ARROW.encode()
         busy, end = [], time.monotonic() + 120
         while (answer := ask(port, "GET", "/healthz"))[0] != 503:
             assert time.monotonic() < end, answer
             busy.append(connect(port))
-            busy[-1].sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(large) + large)
+            busy[-1].sendall(head % len(large) + large)
         assert json.loads(answer[1])["error"] == "4 requests are being answered: try again"
         go_on.set()
         answered = 0
@@ -282,7 +285,7 @@ def test_requests_that_do_not_fit_beside_others_are_answered_503(folder):
         body = json.dumps({"instances": [{"keys": list(range(100))}]})
         while (answer := ask(port, "POST", "/predict", body))[0] != 503:
             assert time.monotonic() < end, answer
-        assert "at most 100000 are used at a time" in json.loads(answer[1])["error"]
+        assert "try again later" in json.loads(answer[1])["error"]
         assert answer[2]["retry-after"] == "1"
         held.close()
         while (answer := ask(port, "POST", "/predict", body))[0] != 200:

@@ -365,8 +365,9 @@ def test_no_web_page_changes_what_is_served(made, path):
 
 def test_an_error_of_the_server_is_counted(made, monkeypatch):
     with running(made[0] / "ctr") as (port, served):
-        monkeypatch.setattr(type(served.now.predictor), "probabilities", lambda *_: 1 // 0)
-        assert ask(port, "POST", "/predict", BODY)[0] == 500
+        monkeypatch.setattr(type(served.now), "probabilities", lambda *_: 1 // 0)
+        by_python = {"accept": "application/vnd.apache.arrow.stream"}
+        assert ask(port, "POST", "/predict", BODY, by_python)[0] == 500
         assert 'shoal_serve_requests_total{code="500"} 1.0' in ask(port, "GET", "/metrics")[1].decode()
 
 

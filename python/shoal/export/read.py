@@ -202,6 +202,7 @@ class ExportVersion:
 
     def __init__(self, storage_dir: StorageDir, layers: Layers, workers: _core.ThreadPool) -> None:
         self._layers = layers
+        self._workers = workers
         self.storage_dir = storage_dir
         self.version = layers.number
         self.tables: Mapping[str, ExportTable] = MappingProxyType(
@@ -224,6 +225,11 @@ class ExportVersion:
     def layers(self) -> Layers:
         """The mapped files."""
         return self._layers
+
+    @property
+    def workers(self) -> _core.ThreadPool:
+        """The export's threads."""
+        return self._workers
 
     @property
     def directory(self) -> Path:

@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from shoal import _core
 from shoal.base import notebook
 from shoal.base.plural import counted
 from shoal.metrics.checked import Floats, checked
 from shoal.metrics.ordered import Curves, ScoreGroups, begins_of_runs
+
+_CALLER = _core.ThreadPool(1)  # computes in the calling thread
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +135,8 @@ def probabilities(margins: npt.ArrayLike) -> Floats:
     >>> probabilities([0.0, 2.0, -1000.0])
     array([0.5       , 0.88079708, 0.        ])
     """
-    a = np.asarray(margins, np.float64)
-    small = np.exp(-np.abs(a))
-    return np.where(a >= 0, 1.0, small) / (1.0 + small)
+    a = np.ascontiguousarray(margins, np.float64)
+    return _core.logistic_probabilities(a.reshape(-1), _CALLER).reshape(np.shape(margins))
 
 
 def logit(probabilities: npt.ArrayLike) -> Floats:

@@ -26,7 +26,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.metrics import logit, probabilities
+from shoal import _core
+from shoal.metrics import probabilities
 
 Floats = npt.NDArray[np.float64]
 
@@ -100,11 +101,11 @@ class Isotonic(msgspec.Struct, frozen=True, eq=False):
 
     def margins(self, margins: Floats) -> Floats:
         """Compute calibrated margins (log-odds) float64[n] from a model's margins float64[n]."""
-        return logit(self.apply(margins))
+        return _core.isotonic_margins(np.ascontiguousarray(margins, np.float64), self.at, self.probabilities)
 
     def apply(self, margins: Floats) -> Floats:
         """Compute probabilities float64[n] from a model's margins float64[n]."""
-        return np.interp(np.asarray(margins, np.float64), self.at, self.probabilities)
+        return probabilities(self.margins(margins))
 
     def __str__(self) -> str:
         return f"isotonic regression of {len(self.at):,} points"

@@ -278,10 +278,8 @@ class MulticlassRegression(Model):
         ValueError
             The model has not learned from anything yet, or learned from data with other features.
         """
-        margins = self._log_probabilities(self.decision_function(data))
-        shifted = np.exp(margins - margins.max(axis=1, keepdims=True))
-        p: Floats = shifted / shifted.sum(axis=1, keepdims=True)
-        return p
+        margins = np.ascontiguousarray(self.decision_function(data))
+        return _core.class_probabilities(margins, self.loss == "ovr")
 
     def predict(self, data: Any) -> npt.NDArray[Any]:
         """Return the likeliest class of each example.

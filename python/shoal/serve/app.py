@@ -27,19 +27,23 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
+from shoal import _core
 from shoal.base.exposition import render
 from shoal.errors import ShoalError
 from shoal.serve import protocols
 from shoal.serve.bodies import JSON, check_usable
 from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError, UnavailableError
 from shoal.serve.live import LiveModel
+from shoal.serve.native import make_handler
 from shoal.serve.served import ServedModel
 from shoal.serve.versions import ServedVersions, UnknownVersionError, settings_of
 
@@ -152,6 +156,27 @@ def _version_of(at: _At) -> int | None:
     raise UnknownVersionError(f"{text[:80]!r} is not a version: write a number, as in versions/3")
 
 
+class _Predictions(Collector):
+    """What was predicted, by the engine and in Python, for Prometheus."""
+
+    def __init__(self, counters: _core.PredictionCounters) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily("shoal_serve_examples", "Predicted examples", value=self._counters.examples)
+        what = "Answered requests, by model and version"
+        answers = CounterMetricFamily("shoal_serve_answers", what, labels=["model", "version"])
+        for (name, number), count in self._counters.answers().items():
+            if count:
+                answers.add_metric([name, str(number)], count)
+        yield answers
+        what = "Columns of requests that the model does not know, by model"
+        unknown = CounterMetricFamily("shoal_serve_unknown_columns", what, labels=["model"])
+        for name, count in self._counters.unknown().items():
+            unknown.add_metric([name], count)
+        yield unknown
+
+
 class Handler:
     """Answers the requests of a prediction server.
 
@@ -186,20 +211,30 @@ class Handler:
         self.is_live = isinstance(self._first, LiveModel)
         self._hosts = {name.lower().rstrip(".") for name in (*hosts, socket.gethostname())}
         self._refuses = refuse_unknown_columns
+        self._counters = _core.PredictionCounters()
         self._register_metrics()
 
+    def native(self) -> _core.PredictionHandler | None:
+        """Make what answers predictions without Python, of all that is served now; None: nothing does."""
+        if isinstance(self._first, LiveModel):
+            return None
+        return make_handler(
+            self._named or {"": self._first},
+            only=_ONLY,
+            decoded_bytes=self.budget.limits.decoded_bytes,
+            refuse_unknown=self._refuses,
+            counters=self._counters,
+            budget=self.budget.native,
+        )
+
+    def when_changed(self, call: Callable[[], None]) -> None:
+        """Have a function called after each change of what is served."""
+        for one in self._named.values() or [self._first]:
+            one.changed = call
+
     def _register_metrics(self) -> None:
+        self.registry.register(_Predictions(self._counters))
         more: dict[str, Any] = {"registry": self.registry}
-        self._examples = Counter("shoal_serve_examples", "Predicted examples", **more)
-        self._answers = Counter(
-            "shoal_serve_answers", "Answered requests, by model and version", ["model", "version"], **more
-        )
-        self._unknown = Counter(
-            "shoal_serve_unknown_columns",
-            "Columns of requests that the model does not know, by model",
-            ["model"],
-            **more,
-        )
         for name, what, read in (
             ("version", "The loaded version", lambda: self._first.now.version),
             ("reloads", "Versions loaded after the first", lambda: self._first.reloads),
@@ -279,11 +314,11 @@ class Handler:
         except (ValueError, TypeError, OverflowError) as error:  # the message of a reader
             raise RequestError(str(error)) from None
         if unknown:
-            self._unknown.labels(name).inc(len(unknown))
+            self._counters.add_unknown(name, len(unknown))
             if self._refuses:
                 model.inputs.check_known(unknown)
         try:
-            predictions = model.predictor.probabilities(batch)
+            predictions = model.probabilities(batch)
         except ValueError as error:
             raise RequestError(str(error)) from None
         except ShoalError as error:
@@ -293,8 +328,7 @@ class Handler:
             raise UnavailableError(one_line(error)) from None
         check_usable(predictions)
         answer = write(model.version, predictions)
-        self._examples.inc(len(batch))
-        self._answers.labels(name, str(model.version)).inc()
+        self._counters.add(name, model.version, len(batch))
         return Response(
             200, {"content-type": answer.kind, "shoal-version": str(model.version), **answer.headers}, answer.data
         )

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from shoal import _core
 from shoal.data import Batch
 from shoal.serve.inputs import InputSpec
-from shoal.serve.instances import decode_json
 from shoal.serve.ipc import decode_arrow
 from shoal.serve.limits import Account, RequestError
-from shoal.serve.lines import decode_csv, decode_lines
 
 if TYPE_CHECKING:
     from shoal.models.learner import Floats
@@ -23,7 +22,6 @@ JSON = "application/json"
 TEXT = "text/plain"
 CSV = "text/csv"
 ARROW = "application/vnd.apache.arrow.stream"
-_UNSPECIFIED_TYPES = ("", "application/x-www-form-urlencoded")  # the second is what curl -d sends by default
 
 
 def examples(
@@ -31,21 +29,21 @@ def examples(
 ) -> Batch:
     """Make a batch of the body of a request."""
     unknown = set() if unknown is None else unknown
-    kind = content_type.partition(";")[0].strip().lower()
-    try:
-        if kind == ARROW:
+    if is_arrow(content_type):
+        try:
             return decode_arrow(body, spec, account, unknown)
-        if kind in (JSON, *_UNSPECIFIED_TYPES):
-            return decode_json(body, spec, account, unknown)
-        if kind == TEXT:
-            return decode_lines(body, spec, account)
-        if kind == CSV:
-            return decode_csv(body, spec, account, unknown)
-    except RequestError:
-        raise
-    except (ValueError, TypeError, OverflowError, OSError) as error:  # the message of a reader
-        raise RequestError(str(error)) from None
-    raise RequestError(f"a body of {kind}: send {JSON}, {TEXT}, {CSV} or {ARROW}")
+        except RequestError:
+            raise
+        except (ValueError, TypeError, OverflowError, OSError) as error:  # the message of a reader
+            raise RequestError(str(error)) from None
+    return spec.read(
+        _core.RequestBodies(), _core.ServingProtocol.SHOAL, body, account, unknown, content_type=content_type
+    )
+
+
+def is_arrow(content_type: str) -> bool:
+    """Return whether a body is an Arrow stream."""
+    return content_type.partition(";")[0].strip().lower() == ARROW
 
 
 class Answer(NamedTuple):

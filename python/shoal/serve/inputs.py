@@ -1,13 +1,13 @@
 """InputSpec: the inputs of a model, by the format and the schema of its training data.
 
-    form of an instance   taken by models of                    decoded by
-    keys                  every format                          instances.py
-    columns by name       csv, Parquet, Arrow; Criteo           instances.py
-    tables                csv, Parquet, Arrow                   by the readers of csv (lines.py) and Arrow (ipc.py)
-    lines of text         libsvm, libffm, vw, Criteo            by the reader of the training data (lines.py)
+    form of an instance   taken by models of
+    keys                  every format
+    columns by name       csv, Parquet, Arrow; Criteo
+    tables                csv, Parquet, Arrow
+    lines of text         libsvm, libffm, vw, Criteo
 
-A table or lines in a body are read as in a file. Every form ends as `Examples`: rows of features with their fields, to
-which `InputSpec.batch` adds the interactions.
+The engine decodes JSON, text and csv (`InputSpec.read`), and ipc.py Arrow. A table or lines in a body are read as in a
+file.
 
 Threads: an InputSpec is immutable, except that any thread may add to ``rounded``.
 """
@@ -25,12 +25,10 @@ from msgspec import structs
 from shoal import _core
 from shoal.data import Batch
 from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, VECTOR, Columns, listed, missing_texts
-from shoal.data.criteo import column_of
-from shoal.data.csv import csv_format
 from shoal.data.interactions import named_pairs
 from shoal.data.readers import field_number
-from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW, Format
-from shoal.serve.limits import RequestError
+from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
+from shoal.serve.limits import RequestError, TooLargeError
 
 if TYPE_CHECKING:
     from shoal.models.predictor import Predictor
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 10_000  # of a table in a body
 _NAME_LENGTH = 80  # of an unknown column in a message
 _NAMED = ("csv", "parquet", "arrow")
-_LINES = {form.name: form for form in (LIBSVM, LIBFFM, VW, CRITEO)}
-_OF_CSV = ("sep", "list_separator", "na_values", "keep_default_na")
+_LINES = {form.name for form in (LIBSVM, LIBFFM, VW, CRITEO)}
+_DECODED_BYTES = 10  # for a byte of a body, at most: a feature has two bytes of text or more
 _FEATURE_BYTES = 32  # of a feature in a batch and in the key batch made of it
 CRITEO_COLUMNS = (*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 
@@ -73,13 +71,13 @@ class InputSpec:
         self.missing = frozenset(missing_texts(model.format, schema))
         self.header: list[str] | None = schema.get("columns")  # of files without one
         self.separator: str = schema.get("sep", ",")
-        self.list_separator: str = schema.get("list_separator", "|")
-        self._of_csv = {name: schema[name] for name in _OF_CSV if name in schema}
         pairs = schema.get("interactions", ())
         form = self.fields_of or model.format
         numbers = [[field_number(str(form), name) for name in pair] for pair in named_pairs(pairs)]
         self.pairs = np.array(numbers, np.uint64).reshape(-1, 2)
-        self.lines = _line_format(model.format, fielded=self.needs_fields or len(numbers) > 0)
+        self.lines = model.format in _LINES
+        described = msgspec.json.encode({"format": model.format, "schema": schema})
+        self.native = _core.InputSchema(described, self.fields_of or "")
         self.rounded: set[str] = set()  # columns of Arrow whose numbers were warned of, see `featured`
         self._row_bytes = _FEATURE_BYTES + 4 * sum(table.dim for table in model.tables)
 
@@ -103,15 +101,29 @@ class InputSpec:
             return []
         return [name for name in names if name not in self._roles and name not in (self.header or ())]
 
-    def csv(self) -> Format | None:
-        """Return the format of rows of csv, without interactions; None: the model has no columns.
+    def read(
+        self,
+        requests: _core.RequestBodies,
+        protocol: _core.ServingProtocol,
+        body: bytes | bytearray,
+        account: Account,
+        unknown: set[str],
+        **how: Any,
+    ) -> Batch:
+        """Make a batch of a body in a protocol, and add the columns that the model does not know to ``unknown``.
 
-        Each call makes one: it collects the names of the columns that it finds.
+        ``how``: what `shoal._core.RequestBodies.read` takes further.
         """
-        if self.columns is None:
-            return None
-        made = csv_format(self.columns, names=self.header, **self._of_csv)
-        return structs.replace(made, labelled=False, fielded=True, pairs=())
+        limit = account.left
+        account.decoded(min(limit, _DECODED_BYTES * len(body)))
+        try:
+            indptr, keys, values, fields, found = requests.read(self.native, protocol, body, **how, limit=limit)
+        except _core.TooLargeError as error:
+            raise TooLargeError(str(error)) from None
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        unknown.update(found)
+        return Batch(np.zeros(len(indptr) - 1, np.float32), indptr, keys, values, None, fields)
 
     def check_known(self, unknown: Collection[str]) -> None:
         """Raise RequestError if there are columns that the model does not know."""
@@ -147,21 +159,12 @@ class InputSpec:
         if self.columns is not None:
             what = "with a header" if self.header is None else f"of {len(self.header)} columns, without a header"
             description["csv"] = f"rows {what}, separated by {self.separator!r}"
-        if self.lines is not None:
+        if self.lines:
             description["lines"] = f"{self.format}, with or without a label"
         return description
 
     def __str__(self) -> str:
-        ways = []
-        if self.columns is not None:
-            ways.append('columns by name ({"column": cell, ...})')
-        if self.is_criteo:
-            ways.append('columns by name or number ({"I1": 5, "C1": "68fd1e64", ...})')
-        if self.lines is not None:
-            ways.append(f"lines of {self.format} text (strings)")
-        more = ', "fields": [...]' if self.needs_fields else ""
-        ways.append(f'keys ({{"keys": [...]{more}}})')
-        return f"this model learned from {self.format or 'batches'}: send {', or '.join(ways)}"
+        return self.native.takes()
 
     def batch(self, examples: Examples, account: Account, *, crossed: bool = True) -> Examples:
         """Add the interactions, unless the features have them already."""
@@ -244,15 +247,3 @@ def _roles(columns: Columns) -> dict[str, int]:
         **({} if columns.weight is None else {columns.weight: PASSED_OVER}),
         **({} if columns.label is None else {columns.label: LABEL}),
     }
-
-
-def _line_format(form: str | None, *, fielded: bool) -> Format | None:
-    found = _LINES.get(form or "")
-    if found is None:
-        return None
-    return structs.replace(found, labelled=False, fielded=fielded and found is not LIBSVM)
-
-
-def criteo_column(name: str) -> int:
-    """Return the number of a column of Criteo's logs, 0 for the label."""
-    return 0 if name in ("0", "label") else column_of(name)

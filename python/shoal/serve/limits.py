@@ -142,6 +142,12 @@ class Account:
         self._budget.add(size)
         self._body += size
 
+    @property
+    def left(self) -> int:
+        """Bytes that may be decoded."""
+        limits = self._budget.limits
+        return min(limits.decoded_bytes, limits.in_flight_bytes - self._body) - self._decoded
+
     def decoded(self, size: int) -> None:
         """Add bytes that are about to be decoded."""
         limit = min(self._budget.limits.decoded_bytes, self._budget.limits.in_flight_bytes - self._body)

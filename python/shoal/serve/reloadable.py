@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from shoal.errors import ClosedError
@@ -23,7 +23,11 @@ class Reloadable(ABC):
         How often it was replaced.
     failures : int
         How often a replacement could not be used.
+    changed : callable
+        Called after each change of what is served.
     """
+
+    changed: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self.reloads = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal import models
+from shoal import _core, models
 from shoal.errors import CorruptionError
 from shoal.export.cache import Cache
 from shoal.export.manifest import Copies
@@ -20,6 +20,8 @@ from shoal.serve.store import ExportStore
 from shoal.storage.open import open_dir
 
 if TYPE_CHECKING:
+    from shoal.data import Batch
+    from shoal.models.learner import Floats
     from shoal.models.predictor import Predictor
 
 
@@ -31,6 +33,13 @@ class Model(msgspec.Struct, frozen=True, eq=False):
     predictor: Predictor
     exported: ExportVersion | None
     inputs: InputSpec
+    native: _core.TableModel | None = None  # of an export that is made of tables alone
+
+    def probabilities(self, batch: Batch) -> Floats:
+        """Compute the probabilities of a batch, as the predictor does."""
+        if self.native is None or self.exported is None:
+            return self.predictor.probabilities(batch)
+        return self.native.probabilities(batch.indptr, batch.keys, batch.values, self.exported.workers)
 
 
 def make_model(version: ExportVersion, threads: int | None) -> Model:
@@ -43,7 +52,10 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
         )
     try:
         predictor = _predictor(description, version, threads)
-        return Model(version.version, description["kind"], predictor, version, InputSpec(predictor))
+        native = None
+        if description["kind"] != files.CLICK:
+            native = _core.TableModel(msgspec.json.encode(description), version.layers.natives)
+        return Model(version.version, description["kind"], predictor, version, InputSpec(predictor), native)
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptionError(
             f"{version.storage_dir} cannot be served: the description of its model is damaged ({error!r:.200})"
@@ -136,6 +148,7 @@ class ServedModel(Reloadable):
                 self._has_failed(f"version {before.version} is", error)
                 raise
             self._now = self._made
+            self.changed()
             self._has_reloaded("version %d replaces version %d", self._now.version, before.version)
             return True
 

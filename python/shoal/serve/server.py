@@ -212,6 +212,8 @@ def serve(
         predictions=PREDICTIONS,
     )
     handler.registry.register(_Figures(native))
+    handler.when_changed(lambda: native.set_fast(handler.native()))
+    native.set_fast(handler.native())
     lanes = ["predictions"] * (LIVE_THREADS if handler.is_live else cores()) + ["reads", "changes"]
     threads = [
         threading.Thread(target=_work, args=(native, handler, lane), name=f"shoal-serve-{lane}") for lane in lanes

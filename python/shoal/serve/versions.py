@@ -15,13 +15,13 @@ from __future__ import annotations
 import logging
 import os
 import random
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from shoal.base.decoders import json_decoder
+from shoal.data import hash_strings
 from shoal.errors import CorruptionError, ShoalError
 from shoal.export import manifest as manifests
 from shoal.export.read import ExportFolder
@@ -266,6 +266,7 @@ class ServedVersions(Reloadable):
 
     def _swap(self, state: _State) -> None:
         before, self._state = self._state, state
+        self.changed()
         before.close(but=state)  # requests that a version answers hold its files
 
     def _loaded(self, settings: Settings, known: Mapping[int, ServedModel]) -> tuple[_State, list[Exception]]:
@@ -320,7 +321,7 @@ def _of_split(split: Mapping[str, float], draw: float) -> str:
 
 def _number_of(key: str) -> float:
     """Return a number in [0, 1) that depends on a key only."""
-    return zlib.crc32(key.encode()) / 2**32
+    return float(hash_strings([key])[0]) / 2**64
 
 
 def settings_of(body: bytes, before: Settings) -> Settings:
