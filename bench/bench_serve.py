@@ -1,31 +1,53 @@
-"""The prediction server compared with its kernel alone: requests per second, and their latency.
+"""The prediction server under load by wrk, compared with its kernel alone: requests per second, and their latency.
 
-    python bench/bench_serve.py
-    python bench/bench_serve.py --examples 1 32 256 --clients 1 4 --seconds 5
+    python bench/bench_serve.py                       # needs wrk (apt-get install wrk)
+    python bench/bench_serve.py --examples 1 32 256 --connections 1 4 --seconds 5
 
-A logistic regression of a million keys is exported in float16 and served by a separate process (`shoal serve`). Clients
-are threads of this process; each sends requests of so many examples with 39 keys each over one connection, one after
-the other. The kernel is the same prediction of the same batches without HTTP and JSON, in this process. Answers are
-checked.
+A logistic regression of a million keys is exported in float16 and served by a separate process (`shoal serve`) on one
+core; wrk sends requests of so many examples with 39 keys each from another one. A row is measured at full load, and at
+about half of it: then more connections wait a millisecond after each answer. The kernel is the same prediction of the
+same batches without HTTP and JSON, in this process. An answer of each kind is checked; any that is not 200, and any
+error of a connection, fails the benchmark.
 """
 
 import argparse
 import http.client
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 import shoal
-from figures import check
+from figures import check, spread
 from shoal.serve.served import make_model
 
 FEATURES = 39
+SCRIPT = """\
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+local bodies = {}
+for line in io.lines("%s") do bodies[#bodies + 1] = line end
+local next = 0
+%s
+request = function()
+  next = next %% #bodies + 1
+  return wrk.format(nil, nil, nil, bodies[next])
+end
+done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format("found %%d %%d %%f %%f %%f %%d\\n", summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(99), latency.max,
+    e.connect + e.read + e.write + e.status + e.timeout))
+end
+"""
+PACED = "delay = function() return 1 end"  # a millisecond
 
 
 def train(folder: Path, keys: int) -> Path:
@@ -60,30 +82,40 @@ def body_of(batch: shoal.Batch) -> bytes:
     return json.dumps({"instances": [{"keys": row} for row in rows]}).encode()
 
 
-def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> tuple[float, np.ndarray]:
-    """Send requests; returns the rate per second, and the latencies."""
-    taken: list[list[float]] = [[] for _ in range(clients)]
-    end = time.perf_counter() + seconds
+class Load(NamedTuple):
+    """What wrk has measured."""
 
-    def client(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        k = number
-        while (began := time.perf_counter()) < end:
-            connection.request("POST", "/predict", bodies[k % len(bodies)])
-            response = connection.getresponse()
-            response.read()
-            check(response.status == 200, "a request failed")
-            taken[number].append(time.perf_counter() - began)
-            k += clients
-        connection.close()
+    requests: int
+    rate: float  # requests a second
+    p50: float  # ms
+    p99: float
+    longest: float
+    failed: int
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    every = np.concatenate(taken)
-    return len(every) / seconds, every
+
+def wrk(url: str, script: Path, connections: int, seconds: float, core: int | None = None) -> subprocess.Popen[str]:
+    """Start wrk with one thread."""
+    command = ["wrk", "-t", "1", "-c", str(connections), "-d", f"{seconds:g}s", "-s", str(script), "--latency", url]
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    return subprocess.Popen([*pinned, *command], stdout=subprocess.PIPE, text=True)
+
+
+def measured(running: subprocess.Popen[str]) -> Load:
+    """Wait for wrk."""
+    out, _ = running.communicate()
+    check(running.returncode == 0, "wrk failed")
+    found = re.search(r"^found (.*)$", out, re.MULTILINE)
+    assert found is not None, out
+    count, spent, p50, p99, longest, failed = [float(word) for word in found[1].split()]
+    return Load(int(count), count / spent * 1e6, p50 / 1e3, p99 / 1e3, longest / 1e3, int(failed))
+
+
+def write_script(folder: Path, bodies: list[bytes], *, paced: bool = False) -> Path:
+    """Write what wrk runs: the bodies, one after the other."""
+    (folder / "bodies").write_bytes(b"\n".join(bodies) + b"\n")
+    script = folder / f"load{paced:d}.lua"
+    script.write_text(SCRIPT % (folder / "bodies", PACED if paced else ""))
+    return script
 
 
 def main() -> None:
@@ -91,12 +123,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--examples", nargs="+", type=int, default=[1, 32, 256])
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 4])
+    parser.add_argument("--connections", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=1, help="measure each row so often: median (range)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        serving = train(Path(folder), options.keys)
-        command = [sys.executable, "-m", "shoal", "serve", str(serving), "--port", "0"]
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        serving = train(folder, options.keys)
+        command = ["taskset", "-c", str(cores[0]), sys.executable, "-m", "shoal", "serve", str(serving), "--port", "0"]
         with (
             shoal.export.open(serving, threads=1) as export,
             subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
@@ -104,11 +139,11 @@ def main() -> None:
             try:
                 assert server.stderr is not None
                 port = int(server.stderr.readline().rstrip().rpartition(":")[2])
-                model = make_model(export.now, 1).predictor
-                print(
-                    "| examples a request | clients | requests/s | p50 ms | p99 ms | examples/s | kernel, examples/s |"
-                )
-                print("|" + "---|" * 7)
+                url = f"http://127.0.0.1:{port}/predict"
+                model = make_model(export.now, 1)
+                print("| examples a request | connections | requests/s | p50 ms | p99 ms | examples/s ", end="")
+                print("| kernel, examples/s | at half of it: requests/s, p99 ms |")
+                print("|" + "---|" * 8)
                 for examples in options.examples:
                     batches = requests(64, examples, options.keys)
                     bodies = [body_of(batch) for batch in batches]
@@ -117,19 +152,32 @@ def main() -> None:
                     answer = json.loads(connection.getresponse().read())["probabilities"]
                     connection.close()
                     check(answer == model.probabilities(batches[0]).tolist(), "an answer differs from the model's")
-                    for clients in options.clients:
-                        count, began = 0, time.perf_counter()
-                        while time.perf_counter() - began < options.seconds / 3:
-                            model.probabilities(batches[count % 64])
-                            count += 1
-                        kernel = count * examples / (time.perf_counter() - began)
-                        rate, taken = load(port, bodies, clients, options.seconds)
-                        p50, p99 = np.percentile(taken, [50, 99]) * 1e3
-                        print(
-                            f"| {examples} | {clients} | {rate:,.0f} | {p50:.2f} | {p99:.2f} | {rate * examples:,.0f} "
-                            f"| {kernel:,.0f} |",
-                            flush=True,
-                        )
+                    for connections in options.connections:
+                        rows: list[tuple[Load, float, Load]] = []
+                        for _ in range(options.rounds):
+                            count, began = 0, time.perf_counter()
+                            while time.perf_counter() - began < options.seconds / 3:
+                                model.probabilities(batches[count % 64])
+                                count += 1
+                            kernel = count * examples / (time.perf_counter() - began)
+                            script = write_script(folder, bodies)
+                            full = measured(wrk(url, script, connections, options.seconds, cores[-1]))
+                            waiting = max(1, round(full.rate / 2 * 1.15e-3))
+                            paced = write_script(folder, bodies, paced=True)
+                            half = measured(wrk(url, paced, waiting, options.seconds, cores[-1]))
+                            check(full.failed == half.failed == 0, "a request failed")
+                            rows.append((full, kernel, half))
+                        cells = [
+                            spread([full.rate for full, _, _ in rows], 0),
+                            spread([full.p50 for full, _, _ in rows], 2),
+                            spread([full.p99 for full, _, _ in rows], 2),
+                            spread([full.rate * examples for full, _, _ in rows], 0),
+                            spread([kernel for _, kernel, _ in rows], 0),
+                            spread([half.rate for _, _, half in rows], 0)
+                            + "; "
+                            + spread([half.p99 for _, _, half in rows], 2),
+                        ]
+                        print(f"| {examples} | {connections} | " + " | ".join(cells) + " |", flush=True)
             finally:
                 server.terminate()
 

@@ -12,7 +12,6 @@ every error of a connection, counts as failed.
 import argparse
 import http.client
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -20,26 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_serve import body_of, requests, train
+from bench_serve import Load, body_of, measured, requests, train, write_script, wrk
 from figures import check
-
-SCRIPT = """\
-wrk.method = "POST"
-wrk.headers["Content-Type"] = "application/json"
-local bodies = {}
-for line in io.lines("%s") do bodies[#bodies + 1] = line end
-local next = 0
-request = function()
-  next = next %% #bodies + 1
-  return wrk.format(nil, nil, nil, bodies[next])
-end
-done = function(summary, latency, requests)
-  local e = summary.errors
-  io.write(string.format("found %%d %%d %%f %%f %%f %%d\\n", summary.requests, summary.duration,
-    latency:percentile(50), latency:percentile(99), latency.max,
-    e.connect + e.read + e.write + e.status + e.timeout))
-end
-"""
 
 
 def move_label(port: int, version: int) -> None:
@@ -50,18 +31,13 @@ def move_label(port: int, version: int) -> None:
     connection.close()
 
 
-def load(url: str, script: Path, connections: int, seconds: float, port: int, swaps: int) -> list[float]:
-    """Run wrk; returns requests, microseconds, p50, p99, the longest, and failures."""
-    command = ["wrk", "-t", "1", "-c", str(connections), "-d", f"{seconds:g}s", "-s", str(script), "--latency", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        for swap in range(swaps):
-            time.sleep(seconds / (swaps + 1))
-            move_label(port, 1 + (swap + 1) % 2)
-        out, _ = running.communicate()
-    check(running.returncode == 0, "wrk failed")
-    found = re.search(r"^found (.*)$", out, re.MULTILINE)
-    assert found is not None, out
-    return [float(word) for word in found[1].split()]
+def load(url: str, script: Path, connections: int, seconds: float, port: int, swaps: int) -> Load:
+    """Run wrk while the label moves."""
+    running = wrk(url, script, connections, seconds)
+    for swap in range(swaps):
+        time.sleep(seconds / (swaps + 1))
+        move_label(port, 1 + (swap + 1) % 2)
+    return measured(running)
 
 
 def main() -> None:
@@ -94,18 +70,14 @@ def main() -> None:
                 )
                 print("|" + "---|" * 8)
                 for examples in options.examples:
-                    bodies = folder / "bodies"
-                    bodies.write_bytes(b"\n".join(map(body_of, requests(64, examples, options.keys))) + b"\n")
-                    script = folder / "load.lua"
-                    script.write_text(SCRIPT % bodies)
+                    script = write_script(folder, list(map(body_of, requests(64, examples, options.keys))))
                     for connections in options.connections:
                         for swaps in (0, options.swaps):
                             found = load(url, script, connections, options.seconds, port, swaps)
-                            count, spent, p50, p99, longest, failed = found
                             cells = [
-                                f"{examples} | {connections} | {swaps} | {count / spent * 1e6:,.0f}",
-                                *(f"{some / 1e3:.2f}" for some in (p50, p99, longest)),
-                                f"{failed:.0f} of {count:,.0f}",
+                                f"{examples} | {connections} | {swaps} | {found.rate:,.0f}",
+                                *(f"{ms:.2f}" for ms in (found.p50, found.p99, found.longest)),
+                                f"{found.failed} of {found.requests:,}",
                             ]
                             print("| " + " | ".join(cells) + " |", flush=True)
             finally:

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import c_library
 import shoal
 from paths import ROOT
+from shoal.serve.served import make_model
 from shoal.tools.planted import PlantedModel, write_log
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -108,6 +111,30 @@ def test_cpp_worker_pushes_and_pulls_without_python(tmp_path):
     subprocess.run(["sh", "-c", command], cwd=ROOT, check=True, timeout=900)
     out = run("cpp_worker.py", tmp_path / "cpp_worker")
     assert out == "".join(f"clock {clock}: 1000 rows are -{clock}\n" for clock in range(1, 6))
+
+
+@pytest.mark.skipif(not c_library.PATH.exists(), reason=f"{c_library.PATH} was not built")
+@pytest.mark.parametrize(("name", "compiler"), [("predict.c", "cc"), ("predict.cc", "c++"), ("predict.rs", "rustc")])
+def test_predictions_in_other_languages_are_those_of_python(tmp_path, name, compiler):
+    """Each is built by the command on its top."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler}")
+    command = re.search(rf"{re.escape(compiler)} .*examples/{re.escape(name)} .+$", (ROOT / "examples" / name).read_text(), re.M)
+    config = f"{shlex.quote(sys.executable)} -m shoal.cli.build_flags"
+    built = command[0].replace("shoal-config", config).replace("-o predict", f"-o {tmp_path}/predict")
+    subprocess.run(["sh", "-c", built], cwd=ROOT, check=True, timeout=300)
+    export = ROOT / "tests" / "golden" / "predictions" / "lr"
+    asked = ['{"instances": [{"keys": [17, 4]}]}'] if name == "predict.cc" else ["17", "4"]
+    out = subprocess.run(
+        [tmp_path / "predict", export, *asked], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    with shoal.export.open(export) as opened:
+        model = make_model(opened.now, 1).predictor
+        batch = shoal.Batch(np.zeros(1, np.float32), np.array([0, 2]), np.array([17, 4], np.uint64), None)
+        assert float(out) == pytest.approx(model.probabilities(batch)[0], rel=1e-8)
+    refused = subprocess.run([tmp_path / "predict", tmp_path, *asked], capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0
+    assert "is not an export" in refused.stderr
 
 
 def test_from_criteo_trains_measures_saves_loads_and_predicts(tmp_path):
