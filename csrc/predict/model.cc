@@ -60,6 +60,12 @@ Model::Model(ModelDescription description, const std::function<const ExportReade
   }
 }
 
+std::size_t Model::feature_bytes() const noexcept {
+  const std::size_t factors = factors_ == nullptr ? 0 : factors_->form().dim();
+  const std::size_t sums = sums_ == nullptr ? 0 : 3;  // with the divided value
+  return sizeof(std::uint32_t) + sizeof(float) * (weights_->form().dim() + std::max(factors, sums));
+}
+
 // The values of the features, each divided by its scale.
 std::span<const float> Model::divided(const Features& features, ModelScratch& scratch,
                                       ThreadPool& pool) const {

@@ -73,6 +73,8 @@ class Model {
 
   // Probabilities of an example: 1, or one for each class.
   std::size_t outputs() const noexcept { return is_multiclass() ? weights_->form().dim() : 1; }
+  // Memory that a prediction takes for each feature.
+  std::size_t feature_bytes() const noexcept;
   bool is_multiclass() const noexcept { return description_.kind == ModelDescription::Kind::kMulticlass; }
 
   // Writes outputs() numbers for each example. std::invalid_argument: the features do not match each other.

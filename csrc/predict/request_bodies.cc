@@ -166,8 +166,11 @@ Features RequestBodies::read(const Request& request, const InputSchema& schema, 
 }
 
 void RequestBodies::read_tensorflow(std::string_view body, std::size_t limit) {
-  // The usual case is read without making anything of it; "inputs" come as columns, which are turned.
   by_columns_ = false;
+  if (body.find(R"("inputs")") ==
+      std::string_view::npos) {  // rows, the usual case: nothing else is made of them
+    return instances_.read(body, "signature_name", builder_);
+  }
   BoundedResource bounded(limit);
   memory_.resize(std::max(memory_.size(), kFirstBytes));
   json::monotonic_resource memory(reinterpret_cast<unsigned char*>(memory_.data()), memory_.size(), &bounded);

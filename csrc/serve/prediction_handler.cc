@@ -17,9 +17,9 @@ namespace {
 constexpr std::string_view kArrow = "application/vnd.apache.arrow.stream";
 constexpr std::string_view kJson = "application/json";
 constexpr std::string_view kJsonBytes = "inference-header-content-length";
+constexpr std::string_view kBusy = "the requests in progress use all memory that they may: try again later";
 constexpr std::string_view kRouteKey = "shoal-route";
-constexpr std::size_t kFeatureBytes =
-    32;  // of memory for a feature, whose text in a body has two bytes or more
+constexpr std::size_t kDecodedBytes = 10;  // for a byte of a body, at most: a feature has two bytes or more
 
 struct Memory {
   predict::RequestBodies requests;
@@ -170,9 +170,9 @@ void PredictionHandler::check_known(const ServedVersion& version,
 
 void PredictionHandler::predict(const Route& route, const HttpRequest& request, HttpAnswer& answer) {
   Memory& mine = memory();
-  const Held held(*budget_, std::min(limits_.decoded_bytes, request.body.size() / 2 * kFeatureBytes));
-  if (!held.fits()) {
-    return refuse(answer, 503, "the requests in progress use all memory that they may: try again later");
+  const Held decoded(*budget_, std::min(limits_.decoded_bytes, request.body.size() * kDecodedBytes));
+  if (!decoded.fits()) {
+    return refuse(answer, 503, kBusy);
   }
   const std::size_t which = chosen(route, request);
   const ServedVersion& version = versions_[which];
@@ -184,6 +184,16 @@ void PredictionHandler::predict(const Route& route, const HttpRequest& request, 
                                                          .is_multiclass = is_multiclass},
                                                         *version.schema, limits_.decoded_bytes);
   check_known(version, mine.requests.builder());
+  const std::uint64_t row_bytes = features.keys.size() * version.model->feature_bytes();
+  if (row_bytes > limits_.decoded_bytes) {
+    throw predict::TooLarge("the rows of the examples take " + std::to_string(row_bytes) +
+                            " bytes, and at most " + std::to_string(limits_.decoded_bytes) +
+                            " are used: send fewer examples in a request");
+  }
+  const Held rows(*budget_, row_bytes);
+  if (!rows.fits()) {
+    return refuse(answer, 503, kBusy);
+  }
   const std::size_t outputs = version.model->outputs();
   mine.probabilities.resize(features.examples() * outputs);
   version.model->probabilities(features, mine.probabilities, mine.scratch, mine.pool);
