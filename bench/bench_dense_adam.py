@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.metrics import auc, logloss
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.models import FM, LR, DeepFM
 

@@ -24,7 +24,7 @@ import torch
 
 import shoal
 from figures import conditions, spread
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.models import TwoTower
 from shoal.torch.retrieval import item_vectors, ndcg_at, recall_at, user_vectors
 

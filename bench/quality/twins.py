@@ -30,8 +30,8 @@ import shoal.torch
 from quality.sets import Split
 from shoal import Batch
 from shoal.metrics import auc
+from shoal.models.features import Features
 from shoal.models.preprocessing import take
-from shoal.torch.features import Features
 from shoal.torch.inputs import Inputs, Items
 from shoal.torch.models import MODELS, Maker
 

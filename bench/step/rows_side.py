@@ -34,7 +34,7 @@ def rows() -> np.ndarray:
 def of_shoal(rule: str, threads: int, *, per_field: bool) -> tuple[Callable[[Tensor], Tensor], Callable[[], None]]:
     """Return a lookup of ids[n, fields] as float32[n, fields * dim], and what waits for its pushes."""
     import shoal
-    from shoal.torch.features import Features
+    from shoal.models.features import Features
     from shoal.torch.inputs import Inputs
     from shoal.torch.models import Lookup, look_up
 

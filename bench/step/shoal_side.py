@@ -15,7 +15,7 @@ from torch import nn
 
 import shoal
 from ctr.draw import first, pieces
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs, Items
 from shoal.torch.models import DCNV2, DIN, DeepFM, Maker
 from step.data import ATTENTION, DIM, FIELDS, HIDDEN, LISTS, ROWS, SEQUENCES, Example

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs, Items
 from shoal.torch.model import by_task
 from shoal.torch.models import MODELS

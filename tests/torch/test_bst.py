@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import shoal  # noqa: E402
 from click_twins import DIM, FIELDS, ROWS, SMALL, N, agrees, described, make, rows_of, some, through, wide  # noqa: E402
-from shoal.torch.features import Features  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import BST  # noqa: E402
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="inputs of models are tensors")
 
 import shoal  # noqa: E402
 from shoal.data.hashing import MISSING_TEXT  # noqa: E402
-from shoal.torch.features import Features  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.finite import largest_value  # noqa: E402
 from shoal.torch.inputs import inputs  # noqa: E402
 

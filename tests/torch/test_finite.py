@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="click models are torch modules")
 import shoal  # noqa: E402
 from shoal.data import Batch  # noqa: E402
 from shoal.models import Checkpointing  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
-from shoal.torch.features import Features  # noqa: E402
 from shoal.torch.finite import are_finite, check_finite, overflow  # noqa: E402
 from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import DeepFM  # noqa: E402

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="lookups are torch modules")
 from torch import nn  # noqa: E402
 
 import shoal  # noqa: E402
-from shoal.torch.features import Features  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models.layers import Lookup, keys_for, look_up, pooled, softmax_of  # noqa: E402
 

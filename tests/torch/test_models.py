@@ -32,7 +32,7 @@ from click_twins import (  # noqa: E402
     through,
     wide,
 )
-from shoal.torch.features import Features  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import DCNV2, DIN, DLRM, FM, LR, MODELS, AutoInt, DeepFM, FinalMLP, FwFM, MaskNet, WideAndDeep  # noqa: E402
 

@@ -11,7 +11,7 @@ import shoal  # noqa: E402
 from click_twins import DIM, FIELDS, ROWS, SMALL, N, agrees, described, make, rows_of, some, through, wide  # noqa: E402
 from shoal.data import hash_strings  # noqa: E402
 from shoal.models import Checkpointing, callbacks  # noqa: E402
-from shoal.torch.features import Features  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import LR, TwoTower  # noqa: E402
 from shoal.torch.models.two_tower import ITEMS, USERS, Frequencies, sampled_softmax  # noqa: E402

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 import shoal  # noqa: E402
-from shoal.torch.features import Features  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.models import DeepFM  # noqa: E402
 
 FEATURES = Features(["user", "ad", {"name": "seen", "type": "sequence", "share": "ad"}])

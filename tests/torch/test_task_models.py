@@ -21,7 +21,7 @@ from click_twins import (  # noqa: E402
     through,
     wide,
 )
-from shoal.torch.features import Features  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.inputs import Inputs  # noqa: E402
 from shoal.torch.model import losses_of  # noqa: E402
 from shoal.torch.models import ESMM, MODELS, PLE, MMoE  # noqa: E402

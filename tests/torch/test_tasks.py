@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="models are torch modules")
 import shoal  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.metrics import auc, logloss  # noqa: E402
-from shoal.torch.features import Features  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.torch.inputs import Inputs  # noqa: E402
 from shoal.torch.losses import loss_of  # noqa: E402
 from shoal.torch.model import Model, by_task, check_losses, losses_of  # noqa: E402

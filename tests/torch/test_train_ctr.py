@@ -32,11 +32,11 @@ from shoal.models import (  # noqa: E402
     files,
 )
 from shoal.models.callbacks import Callback  # noqa: E402
+from shoal.models.features import Features  # noqa: E402
 from shoal.storage.base import StorageDir  # noqa: E402
 from shoal.storage.open import open_dir  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, features_of, load, parse, read  # noqa: E402
-from shoal.torch.features import Features  # noqa: E402
 from shoal.torch.models import MODELS, DeepFM  # noqa: E402
 from tiers import long_after, long_but  # noqa: E402
 

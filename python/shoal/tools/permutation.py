@@ -224,7 +224,7 @@ _ROLES = ("categorical", "numeric", "lists", "vectors")
 
 def _columns_of(features: Features) -> dict[str, tuple[str, ...]]:
     """Return the columns of each feature; features with one in common are one."""
-    from shoal.torch.features import column_of, sides_of
+    from shoal.models.features import column_of, sides_of
 
     found: list[tuple[list[str], dict[str, None]]] = []
     for one in features.all:

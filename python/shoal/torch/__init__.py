@@ -36,6 +36,7 @@ except ImportError as error:
     raise ImportError("shoal.torch needs PyTorch 2.4 or later: pip install 'shoal[torch]'") from error
 
 from shoal.config import Feature, Task
+from shoal.models.features import Features
 from shoal.torch import models, retrieval
 from shoal.torch.bag import EmbeddingBag
 from shoal.torch.click_model import ClickModel
@@ -43,7 +44,6 @@ from shoal.torch.config import load
 from shoal.torch.dense import DenseParameters
 from shoal.torch.embedding import Embedding
 from shoal.torch.embedding_collections import EmbeddingBagCollection, EmbeddingCollection
-from shoal.torch.features import Features
 from shoal.torch.grid import ClickModelGrid
 from shoal.torch.inputs import Inputs, Items, inputs
 from shoal.torch.loader import BatchDataset, BatchLoader

@@ -36,6 +36,7 @@ from shoal.data import Batch, Reader
 from shoal.metrics import StreamMetrics
 from shoal.metrics.exact import ratio
 from shoal.models import fitting, preprocessing
+from shoal.models.features import Features
 from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.fitting import OfCallbacks
 from shoal.models.plan import EarlyStopping, FitInput, Learning, Plan, Plateau
@@ -44,7 +45,6 @@ from shoal.optim import Optimizer
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
-from shoal.torch.features import Features
 from shoal.torch.finite import GRADIENT_LIMIT, are_finite, overflow
 from shoal.torch.inputs import Inputs
 from shoal.torch.losses import Loss

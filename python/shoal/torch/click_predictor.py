@@ -17,13 +17,13 @@ from torch import nn
 from shoal.base.scalars import whole
 from shoal.data import Batch, Reader
 from shoal.metrics import Metrics
+from shoal.models.features import Features
 from shoal.models.inputs import prediction_data
 from shoal.models.learner import Floats
 from shoal.models.plan import Learning
 from shoal.models.saved_predictor import SavedPredictor
 from shoal.store.base import Store
 from shoal.torch import task_metrics
-from shoal.torch.features import Features
 from shoal.torch.inputs import Inputs, inputs
 from shoal.torch.model import LABEL, Model, by_task, counted_in
 from shoal.torch.task_metrics import RegressionMetrics

@@ -34,6 +34,7 @@ from shoal.config import COLUMN_FORMATS, DataConfig, Feature, TableConfig, Table
 from shoal.data import Reader
 from shoal.lifecycle import parse_admission, parse_expiry
 from shoal.models import files
+from shoal.models.features import Features
 from shoal.optim import Init, Normal, Optimizer
 from shoal.schedules import Schedule
 from shoal.storage.base import StoragePath
@@ -42,7 +43,6 @@ from shoal.store.base import Store
 from shoal.torch.click_model import ClickModel
 from shoal.torch.dense_optimizers import DENSE_OPTIMIZERS, dense_optimizer, with_defaults
 from shoal.torch.dense_part import DenseSharing
-from shoal.torch.features import Features
 from shoal.torch.model import Model
 from shoal.torch.models import MODELS
 from shoal.torch.other_columns import with_other_columns

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from shoal.models.features import Features
 from shoal.table.table import Table
-from shoal.torch.features import Features
 from shoal.torch.inputs import Inputs, Items
 
 # Squares of larger gradients overflow in the state of Adam and Adagrad: their parameters would never move again.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.data import Batch
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs, inputs
 from shoal.torch.losses import OF_NUMBERS, Loss, bce, loss_of, name_of
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from shoal.data import Batch, FeatureNames, Reader
+from shoal.models.features import column_of
 from shoal.torch.click_model import ClickModel
-from shoal.torch.features import column_of
 from shoal.torch.inputs import Inputs
 from shoal.torch.models.two_tower import TwoTower
 

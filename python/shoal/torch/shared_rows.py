@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shoal.torch.features import Features, column_of
+from shoal.models.features import Features, column_of
 from shoal.torch.inputs import Inputs
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
 from shoal.torch.models.layers import Deep, ItemRows, Lookup, Maker, compared, flat, look_up, tower

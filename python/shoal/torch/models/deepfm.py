@@ -9,7 +9,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
 from shoal.torch.models.layers import Deep, Linear, Lookup, Maker, flat, look_up, pairs, tower

@@ -12,7 +12,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.losses import OF_NUMBERS, Loss, name_of
 from shoal.torch.model import Model, loss_of_tasks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
 from shoal.torch.models.layers import Linear, Lookup, Maker, look_up, pairs

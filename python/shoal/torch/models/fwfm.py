@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
 from shoal.torch.models.layers import Linear, Lookup, Maker, look_up

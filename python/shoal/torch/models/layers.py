@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from shoal.base.settings import check_names
 from shoal.config import Feature
+from shoal.models.features import Features, sides_of
 from shoal.torch.activations import Activation, BatchNorm
 from shoal.torch.activations import activation as make_activation
-from shoal.torch.features import Features, sides_of
 from shoal.torch.inputs import Inputs, Items
 from shoal.torch.sparse import SparseModule, pull_together
 

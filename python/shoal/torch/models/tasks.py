@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.models.layers import Deep, tower
 
 

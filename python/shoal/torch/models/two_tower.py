@@ -11,7 +11,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from shoal.torch.features import Features
+from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.losses import Loss
 from shoal.torch.model import LABEL, Model

@@ -6,7 +6,7 @@
     number, vector                              numbers                     `Inputs.dense`
     labels                                      of several tasks            `Inputs.labels`
 
-`shoal.config.Feature` has the settings of each. inputs.py arranges the features of a batch by a description.
+`shoal.config.Feature` has the settings of each. arrangement.py arranges the features of a batch by a description.
 
 Threads: descriptions are immutable.
 """
