@@ -43,6 +43,7 @@ EXTRAS = {
     "arrow": ["pyarrow"],
     "fsspec": ["fsspec", "s3fs"],
     "mlflow": ["mlflow"],
+    "onnx": ["onnx", "onnxruntime", "onnxscript"],
     "otel": ["opentelemetry"],
     "ray": ["ray"],
     "ray-serve": ["ray", "grpc_reflection", "starlette", "uvicorn", "pyarrow"],

@@ -20,6 +20,7 @@ EXAMPLES = """\
 examples:
   $ shoal export ctr --output serve/ctr/1 --dtype float16
   $ shoal export ctr --output serve/ctr/2 --since serve/ctr/1      # only the changes
+  $ shoal export clicks --output serve/clicks/1 --onnx             # predicts without PyTorch too
   $ shoal export ckpt/step-1000 --output serve/user --table user=int8 --table ad
   $ shoal export ctr --output s3://models/ctr/7 --since s3://models/ctr/6
 
@@ -45,6 +46,7 @@ class Export(Output, frozen=True, kw_only=True):
     ] = ()
     version: Annotated[int | None, "version number of the export (default: the next one)", Setting(metavar="N")] = None
     overwrite: Annotated[bool, "replace an existing export"] = False
+    onnx: Annotated[bool, "write the dense part of a click model also as ONNX ('shoal[onnx]')"] = False
     cache: CacheOption = None
     threads: Threads = None
 
@@ -68,6 +70,8 @@ def export(options: Export) -> Answer:
                 "rebuild it; shoal.export.open reads its tables"
             )
         model, extras = files.for_export(options.path, described)
+    if options.onnx:
+        extras[files.ONNX_TOWER] = _onnx_of(options.path, model, extras)
     target = open_dir(options.output)
     check_target(target, overwrite=options.overwrite)  # before rows are read
     chosen = dict(name.partition("=")[::2] for name in options.table)
@@ -126,6 +130,18 @@ def _store(options: Export, since: StorageDir | None) -> LocalStore:
     if since is None or not manifest.is_export(since):
         return files.store_for(options.path, threads=options.threads)
     return local(threads=options.threads, slots=manifest.read(since)[0].slots)
+
+
+def _onnx_of(path: str, model: dict[str, Any] | None, extras: dict[str, bytes]) -> bytes:
+    """Return the dense part of a click model as ONNX."""
+    if model is None or "tower.pt" not in extras:
+        what = "a checkpoint" if model is None else f"a {model['kind']}"
+        raise ValueError(f"--onnx writes the dense part of a click model, and {path} is {what}: leave it out")
+    try:
+        from shoal.torch.config import onnx_of
+    except ImportError:
+        raise ValueError("click models require PyTorch: pip install 'shoal[torch]'") from None
+    return onnx_of(model, extras["tower.pt"])
 
 
 def _keep_exact(scales: str, names: list[str], chosen: dict[str, str], dtypes: dict[str, str]) -> None:

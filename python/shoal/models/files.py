@@ -48,6 +48,7 @@ from shoal.table.table import Table
 
 MODEL_FILE = "model.json"
 CONFIG_FILE = "config.toml"  # the configuration of the run that has saved the model
+ONNX_TOWER = "tower.onnx"  # an extra of an export: the dense part of a click model as ONNX
 FORMAT = "shoal model"
 VERSION = 1
 LOGISTIC = "logistic regression"

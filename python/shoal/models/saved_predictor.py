@@ -69,6 +69,18 @@ class SavedPredictor(StoreOwner, Predictor):
         """Return the description of the model for an export, and the files beside its rows by name."""
         raise NotImplementedError
 
+    def onnx_tower(self) -> bytes:
+        """Return the dense part as a file of ONNX, whose margins on random batches are those of the model.
+
+        Raises
+        ------
+        ImportError
+            onnx, onnxscript or onnxruntime is not installed (extra: onnx).
+        ValueError
+            The model has no dense part, or it cannot be traced.
+        """
+        raise ValueError(f"a {self.kind} has no dense part that ONNX could compute: export it without onnx")
+
     def export(
         self,
         directory: StoragePath,
@@ -78,6 +90,7 @@ class SavedPredictor(StoreOwner, Predictor):
         track: bool = False,
         version: int | None = None,
         overwrite: bool = False,
+        onnx: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Exported:
         """Write what predicts with the model: rows, dense part and calibration of one moment, as ``shoal serve`` reads.
@@ -96,6 +109,9 @@ class SavedPredictor(StoreOwner, Predictor):
         version : int, optional
             The export's number; default: the next one.
         overwrite : bool
+        onnx : bool
+            Whether to write the dense part of a click model also as ONNX (extra: onnx), for predictions without
+            PyTorch and in other languages.
         storage_options : mapping, optional
             Options of the file system of URLs.
 
@@ -108,7 +124,9 @@ class SavedPredictor(StoreOwner, Predictor):
         ------
         ValueError
             The model has not learned from anything yet; the store has several workers; ``since`` is of other tables; or
-            as `shoal.Store.export`. Nothing was written.
+            as `shoal.Store.export`; or there is no ONNX graph with the margins of the model. Nothing was written.
+        ImportError
+            ``onnx``, and a package of the extra is not installed.
         """
         store = self._store
         if store.num_workers > 1:
@@ -119,6 +137,8 @@ class SavedPredictor(StoreOwner, Predictor):
         self.check_fitted()
         store.flush()
         described, parts = self.described()
+        if onnx:
+            parts[files.ONNX_TOWER] = self.onnx_tower()
         return store.export(
             directory,
             dtype=dtype,

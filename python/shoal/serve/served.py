@@ -14,6 +14,7 @@ from shoal.export.cache import Cache
 from shoal.export.manifest import Copies
 from shoal.export.read import Export, ExportVersion
 from shoal.models import files
+from shoal.models.onnx_predictor import OnnxPredictor, can_run
 from shoal.serve.inputs import InputSpec
 from shoal.serve.reloadable import Reloadable
 from shoal.serve.store import ExportStore
@@ -65,7 +66,11 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
 def _predictor(description: Mapping[str, Any], version: ExportVersion, threads: int | None) -> Predictor:
     store = ExportStore(version, threads=threads)
     if description["kind"] == files.CLICK:
-        from shoal.torch import config  # loads PyTorch, so only if there is a tower
+        names = (description["table"], *description["more_tables"])
+        if description["click"] and files.ONNX_TOWER in version.layers.extras and can_run():
+            tower = version.layers.extra(files.ONNX_TOWER)
+            return OnnxPredictor(description, tower, map(store.exported, names), store.threads)
+        from shoal.torch import config  # loads PyTorch, so only if there is a tower that nothing else runs
 
         return config.exported(description, version.layers.extra("tower.pt"), store)
     for name in (description["table"], *description["more_tables"]):

@@ -40,6 +40,7 @@ from shoal.schedules import Schedule
 from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
+from shoal.store.local import local
 from shoal.torch.click_model import ClickModel
 from shoal.torch.dense_optimizers import DENSE_OPTIMIZERS, dense_optimizer, with_defaults
 from shoal.torch.dense_part import DenseSharing
@@ -407,6 +408,12 @@ def exported(description: Mapping[str, Any], tower: bytes, store: Store) -> Clic
         model = build(description["click"], store)
     model.take_exported(description, tower)
     return model
+
+
+def onnx_of(description: Mapping[str, Any], tower: bytes) -> bytes:
+    """Return the dense part of an export, of a description by `shoal.models.files.for_export`, as a file of ONNX."""
+    with local(threads=1, slots=2) as store:
+        return exported(description, tower, store).onnx_tower()
 
 
 def _rule(settings: TableSettings, where: str = "[tables]", *, seed: int = 0) -> TableRule:

@@ -23,6 +23,7 @@ import torch
 from shoal.checkpoint import read_manifest
 from shoal.data import FeatureNames
 from shoal.models import files
+from shoal.models.features import Features
 from shoal.models.history import History, Record
 from shoal.models.learner import FitState
 from shoal.models.predictor import read_calibration
@@ -34,6 +35,7 @@ from shoal.table.table import Table
 from shoal.torch.click_predictor import ClickPredictor
 from shoal.torch.dense_part import DensePart
 from shoal.torch.finite import check_finite
+from shoal.torch.onnx_tower import onnx_tower
 from shoal.torch.pipeline import Pipeline
 from shoal.torch.tower import read_tower
 
@@ -149,6 +151,13 @@ class SavedClickModel(ClickPredictor):
     def described(self) -> tuple[files.ModelFile, dict[str, bytes]]:
         """Return the description of the model for an export, and its dense part."""
         return self._model_file(bias=False, fit_state=None, click=self.made_by), {"tower.pt": self._tower()}
+
+    def onnx_tower(self) -> bytes:
+        """Return the dense part as a file of ONNX: docs/export-format.md describes its inputs."""
+        self._dense.refresh()
+        features = self.features if isinstance(self.features, Features) else Features.numbered(self.features)
+        with self._averaged():
+            return onnx_tower(self.module, features)
 
     def restore(
         self, directory: StoragePath, *, resume: bool = False, storage_options: Mapping[str, Any] | None = None

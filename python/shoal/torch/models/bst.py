@@ -63,11 +63,11 @@ class Transformer(nn.Module):
 
     def forward(self, fields: Tensor, history: ItemRows) -> Tensor:
         """Encode a sequence, with the candidate among the rows of the fixed fields, float32[n, fields, dim]."""
-        n, items, rows = len(fields), history.items, history.rows
+        n, items, rows = fields.shape[0], history.items, history.rows
         if items.weights is not None:
             rows = rows * items.weights.unsqueeze(1)
         example = items.example
-        place = items.offsets[1:][example] - torch.arange(len(example))
+        place = items.offsets[1:][example] - torch.arange(example.shape[0])
         kept = place <= self.max_len
         slots = (example * (self.max_len + 1) + place)[kept]
         # Each slot has one item, so its gradient is a copy: no sum whose order could vary.
@@ -80,9 +80,9 @@ class Transformer(nn.Module):
         return x.masked_fill(~mask.unsqueeze(2), 0.0).flatten(start_dim=1)
 
     def _candidate(self, fields: Tensor, width: int) -> Tensor:
-        none = fields.new_zeros(len(fields), self.dim)
+        none = fields.new_zeros(fields.shape[0], self.dim)
         parts = [fields[:, field] if field >= 0 else none for field in self.target]
-        numbers = fields.new_zeros(len(fields), width - self.dim * len(parts))
+        numbers = fields.new_zeros(fields.shape[0], width - self.dim * len(parts))
         return torch.cat([*parts, numbers], dim=1)
 
 

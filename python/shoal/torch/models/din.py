@@ -42,10 +42,10 @@ class Interest(nn.Module):
         same = torch.cat([part for part, field in zip(parts, self.target, strict=False) if field >= 0], dim=1)
         weights = self.tower(torch.cat([rows, item, same - item, same * item], dim=1))
         if self.softmax:
-            weights = softmax_of(weights.squeeze(1), example, len(fields)).unsqueeze(1)
+            weights = softmax_of(weights.squeeze(1), example, fields.shape[0]).unsqueeze(1)
         if history.items.weights is not None:
             weights = weights * history.items.weights.unsqueeze(1)
-        return rows.new_zeros(len(fields), rows.shape[1]).index_add(0, example, weights * rows)
+        return rows.new_zeros(fields.shape[0], rows.shape[1]).index_add(0, example, weights * rows)
 
 
 class DIN(Model):

@@ -65,6 +65,26 @@ class Vectors(NamedTuple):
     sequences: Mapping[str, ItemRows]
 
 
+class Source(NamedTuple):
+    """Keys that a lookup asks one table for.
+
+    Attributes
+    ----------
+    table : nn.Module
+    fields : tuple of int
+        The fixed fields whose keys they are.
+    items : str or None
+        Or else the list or sequence whose items are.
+    side : str or None
+        Or the side column of these items.
+    """
+
+    table: nn.Module
+    fields: tuple[int, ...]
+    items: str | None = None
+    side: str | None = None
+
+
 class Lookup(nn.Module):
     """Rows of features: one vector of each, from one table or from one for each field.
 
@@ -174,6 +194,12 @@ class Lookup(nn.Module):
         one = self.features[name]
         return self.dim * (1 + len(one.side)) + len(one.side_numeric)
 
+    @property
+    def sources(self) -> list[Source]:
+        """What `asked` asks for, in its order."""
+        fixed = [Source(self.tables[place], tuple(columns)) for place, columns in self._fixed]
+        return [*fixed, *(Source(self.tables[place], (), name, side) for place, name, side in self._items)]
+
     def asked(self, x: Inputs, only: nn.Module | None = None) -> list[tuple[nn.Module, Tensor]]:
         """Return the tables, or only one of them, and their keys, in an order that `answered` knows."""
         fixed = [
@@ -269,7 +295,7 @@ def pooled(rows: Tensor, items: Items, pooling: str, query: Tensor | None = None
     With weights w: sum of w v; mean: that over the sum of w; sqrtn: over the root of the sum of w squared; max: of w v;
     attention: sum of p w v, where p is the softmax of <query, v> over the items.
     """
-    n, example, weights = len(items.offsets) - 1, items.example, items.weights
+    n, example, weights = items.offsets.shape[0] - 1, items.example, items.weights
     scaled = rows if weights is None else rows * weights.unsqueeze(1)
     if pooling == "max":
         largest = torch.segment_reduce(scaled, "max", offsets=items.offsets, axis=0, unsafe=True)
@@ -310,10 +336,10 @@ def pull(asked: Sequence[tuple[nn.Module, Tensor]]) -> list[Tensor]:
         if len(some) == 1:
             out[some[0]] = rows
             continue
-        shapes = [asked[number][1].shape for number in some]
-        parts = rows.split([shape.numel() for shape in shapes])
-        for number, shape, part in zip(some, shapes, parts, strict=True):
-            out[number] = part.unflatten(0, shape)
+        keys = [asked[number][1] for number in some]
+        parts = rows.split([its.numel() for its in keys])
+        for number, its, part in zip(some, keys, parts, strict=True):
+            out[number] = part.unflatten(0, its.shape)
     return out
 
 

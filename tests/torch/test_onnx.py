@@ -1,0 +1,307 @@
+"""The dense part of click models as ONNX: every kind has torch's margins, and is served without PyTorch."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="click models are torch modules")
+onnx = pytest.importorskip("onnx", reason="graphs are written by onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="graphs are run by onnxruntime")
+pytest.importorskip("onnxscript", reason="torch writes graphs by onnxscript")
+
+import shoal  # noqa: E402
+from shoal import Batch  # noqa: E402
+from shoal.cli import main  # noqa: E402
+from shoal.errors import CorruptionError  # noqa: E402
+from shoal.models.onnx_predictor import OnnxPredictor  # noqa: E402
+from shoal.serve import ServedModel  # noqa: E402
+from shoal.torch import ClickModel, Features, Model, onnx_tower, tables  # noqa: E402
+from shoal.torch.config import build, parse, schema_of  # noqa: E402
+from shoal.torch.models import MODELS, Lookup, look_up  # noqa: E402
+
+SEVERAL, DENSELESS = ("mmoe", "ple", "esmm"), ("lr", "fm", "fwfm")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    """Clicks of users on ads, with lists of tags, which may be empty, and sequences with numbers beside them."""
+    random = np.random.default_rng(8)
+    rows = []
+    for _ in range(200):
+        user, ad = (int(one) for one in random.integers(0, 9, 2))
+        seen = [f"a{one}" for one in random.integers(0, 9, random.integers(0, 6))]
+        ages = [f"{one:.2f}" for one in random.random(len(seen))]
+        tags = [f"t{one}" for one in random.integers(0, 5, random.integers(0, 4))]
+        click = int(random.random() < 0.5)
+        row = [
+            click,
+            int(click and ad > 4),
+            f"u{user}",
+            f"a{ad}",
+            *map("|".join, (tags, seen, ages)),
+            f"{random.random():.3f}",
+        ]
+        rows.append(",".join(map(str, row)))
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    path.write_text("\n".join(["click,conv,user,ad,tags,seen,ages,price", *rows]) + "\n")
+    return path
+
+
+def configuration(log: Path, name: str, *, pooling: str = "mean", **settings) -> dict:
+    attends = name in ("din", "bst")
+    seen = {"name": "seen", "type": "sequence", "share": "ad", "max_len": 4}
+    features = [
+        {"name": "user"},
+        {"name": "ad"},
+        {"name": "tags", "type": "list", "pooling": pooling},
+        seen | ({"side_numeric": ["ages"]} if attends else {"pooling": pooling}),
+    ]
+    if name not in DENSELESS:
+        features.append({"name": "price", "type": "number"})
+    model = {"name": name} | ({} if name == "lr" else {"dim": 4}) | ({} if name in DENSELESS else {"hidden": [8]})
+    if name == "two_tower":
+        model |= {"user": ["user", "seen", "tags"], "item": ["ad", "price"]}
+    labels = {"labels": {"ctr": "click", "cvr": "conv"}} if name in SEVERAL else {"label": "click"}
+    return {
+        "data": {"format": "csv", "data": [str(log)], **labels},
+        "features": features,
+        "model": model | settings,
+        "tables": {"optimizer": {"name": "Adagrad", "lr": 0.1}},
+        "train": {"seed": 4, "optimizer": {"name": "Adam", "lr": 0.01}},
+    }
+
+
+def reader_of(log: Path, described: dict, batch_size: int = 50):
+    return shoal.read_csv(log, label="click", batch_size=batch_size, **schema_of(parse(described))).with_fields()
+
+
+def fitted(log: Path, described: dict, store):
+    return build(parse(described), store).fit(reader_of(log, described), epochs=1, progress=False)
+
+
+def agree(found, expected) -> None:
+    assert np.all(np.abs(found - expected) <= 1e-6 * np.maximum(1, np.abs(expected)))
+
+
+def check_served(log: Path, described: dict, directory: Path) -> None:
+    """Export a model with a graph: what is served by it has the model's margins, of many examples and of one."""
+    with shoal.local() as store:
+        model = fitted(log, described, store)
+        model.export(directory, onnx=True)
+        with ServedModel(directory) as served:
+            predictor = served.now.predictor
+            assert isinstance(predictor, OnnxPredictor)
+            one_each = itertools.islice(reader_of(log, described, 1), 30)
+            for batch in itertools.chain(reader_of(log, described), one_each):
+                agree(predictor.decision_function(batch), model.decision_function(batch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_has_the_same_margins_by_onnx(name, log, tmp_path):
+    check_served(log, configuration(log, name), tmp_path / "export")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("lr", {"pooling": "max"}),
+        ("fm", {"pooling": "attention", "per_field": True}),
+        ("deepfm", {"pooling": "sqrtn", "activation": "dice", "batch_norm": True}),
+        ("wide_deep", {"pooling": "sum", "activation": "gelu", "layer_norm": True}),
+        ("din", {"softmax": True, "per_field": True}),
+        ("autoint", {"wide": True}),
+    ],
+)
+def test_settings_of_a_model_are_in_its_graph(name, settings, log, tmp_path):
+    check_served(log, configuration(log, name, **settings), tmp_path / "export")
+
+
+def test_a_feature_with_a_dim_of_its_own_and_no_lists(log, tmp_path):
+    described = configuration(log, "deepfm")
+    described["features"] = [
+        {"name": "user", "dim": 2},
+        {"name": "ad"},
+        {"name": "price", "type": "number", "embed": True},
+    ]
+    check_served(log, described, tmp_path / "export")
+
+
+@pytest.fixture(scope="module")
+def din(log, tmp_path_factory):
+    """A model of DIN: its configuration, its directory, an export with a graph, and its margins of the log."""
+    folder = tmp_path_factory.mktemp("din")
+    described = configuration(log, "din")
+    with shoal.local() as store:
+        model = fitted(log, described, store).calibrate(reader_of(log, described), "platt")
+        model.save(folder / "model")
+        assert main(["export", str(folder / "model"), "--output", str(folder / "export"), "--onnx", "--quiet"]) == 0
+        yield described, folder / "model", folder / "export", model.decision_function(reader_of(log, described))
+
+
+def test_the_graph_names_its_inputs_and_has_any_number_of_examples(din):
+    _, _, export, _ = din
+    (path,) = export.glob("*-tower.onnx")
+    graph = onnx.load(path)
+    onnx.checker.check_model(graph)
+    assert [one.version for one in graph.opset_import] == [onnx_tower.OPSET]
+    shapes = {
+        one.name: [its.dim_param or its.dim_value for its in one.type.tensor_type.shape.dim]
+        for one in (*graph.graph.input, *graph.graph.output)
+    }
+    assert shapes == {
+        "rows/embedding": ["examples", 2, 4],
+        "rows/embedding/tags": ["items/tags", 4],
+        "rows/embedding/seen": ["items/seen", 4],
+        "values": ["examples", 2],
+        "dense": ["examples", 1],
+        "offsets/tags": ["examples + 1"],
+        "weights/tags": ["items/tags"],
+        "offsets/seen": ["examples + 1"],
+        "weights/seen": ["items/seen"],
+        "numeric/seen": ["items/seen", 1],
+        "margins/label": ["examples"],
+    }
+    (metadata,) = graph.metadata_props
+    assert metadata.key == "shoal.rows"
+    assert json.loads(metadata.value) == {
+        "rows/embedding": {"table": "embedding", "fields": ["user", "ad"]},
+        "rows/embedding/tags": {"table": "embedding", "items": "tags"},
+        "rows/embedding/seen": {"table": "embedding", "items": "seen"},
+    }
+    assert b"site-packages" not in path.read_bytes()
+    assert b"shoal/torch" not in path.read_bytes()
+
+
+def test_the_command_serves_a_graph_without_loading_torch(din, log):
+    described, _, export, expected = din
+    command = [sys.executable, "-X", "importtime", "-m", "shoal", "serve", str(export), "--port", "0"]
+    body = {
+        "instances": [{"user": "u1", "ad": "a2", "tags": ["t1"], "seen": ["a3", "a2"], "ages": [0.5, 1], "price": 2}]
+    }
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        lines = []
+        address = None
+        while address is None:
+            lines.append(process.stderr.readline())
+            assert lines[-1], "".join(lines[-20:])
+            address = re.search(r"http://[\d.:]+", lines[-1])
+        request = urllib.request.Request(f"{address[0]}/predict", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            (found,) = json.load(answer)["probabilities"]
+        process.terminate()
+        lines += process.stderr.readlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "onnxruntime" in imported
+    assert not {name for name in imported if name.partition(".")[0] == "torch"}
+    with ServedModel(export) as served:
+        assert 0 < found < 1
+        agree(served.now.predictor.decision_function(reader_of(log, described)), expected)
+
+
+def test_without_onnx_runtime_torch_serves_the_same_margins(din, log, monkeypatch):
+    described, _, export, expected = din
+    monkeypatch.setattr("shoal.serve.served.can_run", lambda: False)
+    with ServedModel(export) as served:
+        assert isinstance(served.now.predictor, ClickModel)
+        agree(served.now.predictor.decision_function(reader_of(log, described)), expected)
+
+
+def test_a_delta_has_a_graph_of_its_own_or_none(log, tmp_path):
+    described = configuration(log, "lr")
+    with shoal.local() as store:
+        model = fitted(log, described, store)
+        for number, onnx_too in enumerate([True, False, True]):
+            before = None if number == 0 else tmp_path / str(number - 1)
+            model.export(tmp_path / str(number), onnx=onnx_too, since=before)
+            with ServedModel(tmp_path / str(number)) as served:
+                assert isinstance(served.now.predictor, OnnxPredictor) == onnx_too
+                batch = next(iter(reader_of(log, described)))
+                agree(served.now.predictor.decision_function(batch), model.decision_function(batch))
+            model.fit(reader_of(log, described), epochs=1, progress=False)
+
+
+def test_a_graph_with_other_margins_is_not_written(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_tower, "TOLERANCE", -1.0)
+    with shoal.local() as store:
+        model = fitted(log, configuration(log, "lr"), store)
+        with pytest.raises(ValueError, match=r"margins/label of 1 random examples differs by \S+ times"):
+            model.export(tmp_path / "export", onnx=True)
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_missing_package_is_named(log, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with shoal.local() as store:
+        model = fitted(log, configuration(log, "lr"), store)
+        with pytest.raises(ImportError, match=r"pip install 'shoal\[onnx\]'"):
+            model.export(tmp_path / "export", onnx=True)
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_damaged_graph_is_refused(din):
+    _, _, export, _ = din
+    with ServedModel(export) as served:
+        version, tables = served.now.exported, served.now.predictor.tables
+        with pytest.raises(CorruptionError, match=r"tower\.onnx is not the dense part"):
+            OnnxPredictor(version.model, b"nothing", tables, 1)
+        with pytest.raises(CorruptionError, match="KeyError"):
+            OnnxPredictor(version.model, version.layers.extra("tower.onnx"), [], 1)
+
+
+class OfKeys(Model):
+    """A model that computes with keys, which are no input of a graph."""
+
+    def __init__(self, make, features):
+        super().__init__(features)
+        self.embedding = Lookup(make, "embedding", self.features, 1)
+
+    def forward(self, x):
+        (rows,) = look_up(x, self.embedding)
+        return rows.fields.sum(dim=(1, 2)) + (x.keys % 2).sum(dim=1)
+
+
+class OwnInputs(OfKeys):
+    """A model that arranges batches in a way of its own."""
+
+    def inputs(self, batch):
+        return super().inputs(batch)
+
+
+class OwnTable(OfKeys):
+    """A model with a table that is no lookup's."""
+
+    def __init__(self, make, features):
+        super().__init__(make, features)
+        self.gates = make("gates", 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(OfKeys, "other margins than torch"), (OwnInputs, "has inputs"), (OwnTable, "table 'gates' is no Lookup's")],
+)
+def test_a_module_that_no_graph_can_stand_for_is_refused(kind, message):
+    with shoal.local() as store:
+        module = kind(tables(store), Features(["user", "ad"]))
+        with pytest.raises(ValueError, match=message):
+            onnx_tower.onnx_tower(module, module.features)
+
+
+def test_models_without_a_dense_part_are_refused(tmp_path, capsys):
+    batch = Batch(np.array([1, 0], np.float32), np.arange(3), np.array([7, 8], np.uint64), None)
+    with shoal.LogisticRegression() as model:
+        model.partial_fit(batch)
+        model.save(tmp_path / "model")
+        with pytest.raises(ValueError, match="no dense part"):
+            model.export(tmp_path / "export", onnx=True)
+    assert main(["export", str(tmp_path / "model"), "--output", str(tmp_path / "export"), "--onnx"]) == 2
+    assert "--onnx writes the dense part of a click model" in capsys.readouterr().err
+    assert not (tmp_path / "export").exists()
