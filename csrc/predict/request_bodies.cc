@@ -167,8 +167,9 @@ Features RequestBodies::read(const Request& request, const InputSchema& schema, 
 
 void RequestBodies::read_tensorflow(std::string_view body, std::size_t limit) {
   by_columns_ = false;
-  if (body.find(R"("inputs")") ==
-      std::string_view::npos) {  // rows, the usual case: nothing else is made of them
+  const auto names = [&](std::string_view member) { return body.find(member) != std::string_view::npos; };
+  if (names(R"("instances")") &&
+      !names(R"("inputs")")) {  // the usual case: rows, and nothing is made of them
     return instances_.read(body, "signature_name", builder_);
   }
   BoundedResource bounded(limit);

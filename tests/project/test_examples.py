@@ -119,7 +119,8 @@ def test_predictions_in_other_languages_are_those_of_python(tmp_path, name, comp
     """Each is built by the command on its top."""
     if shutil.which(compiler) is None:
         pytest.skip(f"there is no {compiler}")
-    command = re.search(rf"{re.escape(compiler)} .*examples/{re.escape(name)} .+$", (ROOT / "examples" / name).read_text(), re.M)
+    source = (ROOT / "examples" / name).read_text()
+    command = re.search(rf"{re.escape(compiler)} .*examples/{re.escape(name)} .+$", source, re.MULTILINE)
     config = f"{shlex.quote(sys.executable)} -m shoal.cli.build_flags"
     built = command[0].replace("shoal-config", config).replace("-o predict", f"-o {tmp_path}/predict")
     subprocess.run(["sh", "-c", built], cwd=ROOT, check=True, timeout=300)

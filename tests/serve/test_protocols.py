@@ -119,7 +119,7 @@ def test_versions_of_a_model_without_a_name_are_called_default_too(tmp_path):
         ({"instances": [3]}, "instance 0"),
         ({"rows": []}, "rows"),
         (b"{", "incomplete JSON"),
-        (b"[" * 5000, "nested|Expected"),
+        (b"[" * 5000, "nested|Expected|a list"),
     ],
 )
 def test_what_is_wrong_with_a_body_for_tensorflow_serving_is_said(columns, body, why):
