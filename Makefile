@@ -199,7 +199,7 @@ thread-safety: $(STAMPS)/clang
 	    headers=$$($(BIN)/python -m pybind11 --includes | sed 's/-I/-isystem /g') && \
 	    boost=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.distribution("cmeel-boost").locate_file("cmeel.prefix/include"))') && \
 	    printf '%s\n' $(wildcard csrc/*/*.cc) | xargs -P $(JOBS) -I{} $$zig/zig clang -x c++ -resource-dir $$zig/lib -std=c++20 \
-	        -fsyntax-only -Wthread-safety -Werror=thread-safety -Wno-deprecated-declarations -DSHOAL_BUILD_TYPE='""' -Icsrc $$headers -isystem $$boost {}
+	        -fsyntax-only -Wthread-safety -Werror=thread-safety -Wno-deprecated-declarations -DSHOAL_BUILD_TYPE='""' -DSHOAL_VERSION='""' -Icsrc $$headers -isystem $$boost {}
 
 pytest_alone = $(BIN)/python -m pytest --quiet
 # Three processes for two cores: a sixth of the time of a test is waiting, and each process imports all of them (10 s),
