@@ -173,13 +173,16 @@ cpp-package: $(STAMPS)/install
 	$(say) "C++: testing the package's engine (build/package)"
 	@cmake --preset release -B build/package -D SHOAL_ENGINE=$$(ls -t $(CURDIR)/build/cp*/libshoal_core.a | head -n 1) \
 	    --log-level=WARNING >/dev/null
-	@cmake --build build/package -- --quiet
+	@cmake --build build/package --target shoal_tests -- --quiet
 	@ctest --test-dir build/package --output-on-failure --no-tests=error --parallel $(JOBS)
 
 $(PRESETS:%=compile-%): compile-%: $(STAMPS)/build-tools
 	$(say) 'C++: compiling $* (build/$*)'
 	@cmake --preset $* --log-level=WARNING >/dev/null
-	@cmake --build --preset $* -- --quiet
+	@cmake --build --preset $* $(built) -- --quiet
+
+# Benchmarks and the prediction library are run as users get them alone.
+compile-dev compile-asan compile-tsan: built = --target shoal_tests
 
 $(PRESETS:%=cpp-%): cpp-%: compile-%
 	$(say) 'C++: testing $*'

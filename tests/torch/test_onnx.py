@@ -29,6 +29,9 @@ from shoal.torch.models import MODELS, Lookup, look_up  # noqa: E402
 SEVERAL, DENSELESS = ("mmoe", "ple", "esmm"), ("lr", "fm", "fwfm")
 
 
+USUAL = ("deepfm", "din", "mmoe", "two_tower")  # of every border between rows and network one
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory) -> Path:
     """Clicks of users on ads, with lists of tags, which may be empty, and sequences with numbers beside them."""
@@ -104,11 +107,14 @@ def check_served(log: Path, described: dict, directory: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
+)
 def test_every_kind_of_model_has_the_same_margins_by_onnx(name, log, tmp_path):
     check_served(log, configuration(log, name), tmp_path / "export")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
