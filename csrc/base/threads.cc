@@ -212,7 +212,7 @@ ThreadPool::~ThreadPool() {
   }
 }
 
-void ThreadPool::run(std::size_t parts, const std::function<void(std::size_t)>& work) {
+void ThreadPool::run_parts(std::size_t parts, const std::function<void(std::size_t)>& work) {
   Job job(parts, work);
   const auto member = [](void* data) { static_cast<Job*>(data)->drain(); };
   const bool shared =

@@ -32,10 +32,16 @@ class ThreadPool {
 
   std::size_t threads() const noexcept { return threads_; }
 
-  // Called once per batch, not per key, so the cost of a std::function does not matter.
-  void run(std::size_t parts, const std::function<void(std::size_t)>& work);
+  // work(i) of a part i. Called once per batch, not per key, so the cost of a std::function does not matter; it
+  // refers to the work, and so allocates nothing.
+  template <class Work>
+  void run(std::size_t parts, const Work& work) {
+    run_parts(parts, std::cref(work));
+  }
 
  private:
+  void run_parts(std::size_t parts, const std::function<void(std::size_t)>& work);
+
   class Workers;
   std::size_t threads_;
   std::unique_ptr<Workers> workers_;  // null if threads_ == 1

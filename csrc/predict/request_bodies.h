@@ -26,10 +26,11 @@ enum class Protocol : std::uint8_t { kShoal, kTensorFlow, kInference };
 
 struct Request {
   Protocol protocol = Protocol::kShoal;
-  std::string_view body;
-  std::string_view content_type;  // of the shoal protocol
-  std::string_view json_bytes;    // of the inference protocol: the bytes of JSON before raw data; empty: all
-  bool is_multiclass = false;     // the model
+  std::string_view body = {};
+  std::string_view content_type = {};  // of the shoal protocol
+  std::string_view json_bytes =
+      {};                      // of the inference protocol: the bytes of JSON before raw data; empty: all
+  bool is_multiclass = false;  // the model
 };
 
 struct Answer {

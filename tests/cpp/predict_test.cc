@@ -112,7 +112,17 @@ TEST(requests_from_keys_allocate_nothing_once_the_memory_has_grown) {
 
 // Parts of bodies, of which some make sense.
 std::string random_body(std::mt19937_64& random, const std::vector<std::string>& parts) {
-  std::string body;
+  std::string body(parts[random() % 6]);  // a whole one
+  if (random() % 4 == 0) {
+    return body;
+  }
+  if (random() % 2 == 0) {  // with some other bytes
+    for (std::size_t k = random() % 4; k > 0; --k) {
+      body[random() % body.size()] = static_cast<char>(random());
+    }
+    return body.substr(0, random() % 2 == 0 ? body.size() : random() % body.size());
+  }
+  body.clear();
   for (std::size_t k = random() % 12; k > 0; --k) {
     if (random() % 8 == 0) {
       body += static_cast<char>(random());
@@ -125,6 +135,12 @@ std::string random_body(std::mt19937_64& random, const std::vector<std::string>&
 
 TEST(bodies_of_any_bytes_are_read_or_refused) {
   const std::vector<std::string> parts{
+      R"({"instances": [{"keys": [1, 18446744073709551615], "values": [1, 0.5]}, {"keys": []}]})",
+      R"({"instances": [{"site": "a.com", "price": 0.5, "seen": ["a", null], "dwell": [1, 2]}, {}]})",
+      R"({"inputs": [{"name": "keys", "shape": [2, 1], "datatype": "UINT64", "data": [[1], [2]]}]})",
+      "click,site,price,user,seen,dwell\n1,a,2,b,c|d,1|2\n",
+      "1 1:1 2:0.5\n0 7:1 # no\n",
+      R"({"inputs": {"keys": [[1, 2], [3]]}})",
       "{\"instances\": [",
       "{\"keys\": [",
       "1",
