@@ -261,7 +261,6 @@ struct JsonInstances::Parser {
 
 JsonInstances::JsonInstances() : parser_(std::make_unique<Parser>()) {}
 JsonInstances::~JsonInstances() = default;
-JsonInstances::JsonInstances(JsonInstances&&) noexcept = default;
 
 void JsonInstances::read(std::string_view body, std::string_view allowed, ExampleBuilder& into) {
   json::basic_parser<Handler>& parser = parser_->parser;

@@ -24,7 +24,6 @@ class JsonInstances {
  public:
   JsonInstances();
   ~JsonInstances();
-  JsonInstances(JsonInstances&&) noexcept;
 
   // Adds the instances of a body. `allowed`: names of further members of the body, each a text, or empty.
   // Throws BadBody, BadExample, TooLarge.

@@ -119,10 +119,6 @@ void put_rows(std::string& to, std::span<const double> numbers, std::size_t outp
 
 }  // namespace
 
-RequestBodies::RequestBodies() = default;
-RequestBodies::~RequestBodies() = default;
-RequestBodies::RequestBodies(RequestBodies&&) noexcept = default;
-
 bool RequestBodies::takes(std::string_view content_type) noexcept { return !is_kind(content_type, kArrow); }
 
 Features RequestBodies::read(const Request& request, const InputSchema& schema, std::size_t limit) {

@@ -41,10 +41,6 @@ struct Answer {
 
 class RequestBodies {
  public:
-  RequestBodies();
-  ~RequestBodies();
-  RequestBodies(RequestBodies&&) noexcept;
-
   // Whether read() takes bodies of this content type in the shoal protocol: all but Arrow.
   static bool takes(std::string_view content_type) noexcept;
 

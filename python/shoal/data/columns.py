@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from shoal import _reader
+from shoal import _core, _reader
 from shoal.data.hashing import texts_of_numbers
 from shoal.data.interactions import Field, Interactions, Pairs, field_of, named_pairs, pairs_of
 
@@ -32,11 +32,7 @@ PASSED_OVER, LABEL, WEIGHT, NUMERIC, CATEGORICAL, LIST, VECTOR = range(7)  # as 
 
 PLACE = "\ue000"  # begins the names of columns that a reader adds to a table
 
-# Missing cells, as in pandas.
-MISSING = (
-    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
-    *("NULL", "NaN", "None", "n/a", "nan", "null"),
-)
+MISSING = _core.MISSING_TEXTS  # cells that hold nothing, as in pandas
 
 # Texts, or values that stand for theirs.
 Texts = Sequence[str | float]
