@@ -11,12 +11,6 @@
 
 namespace shoal::client {
 
-namespace {
-
-constexpr std::int64_t kMaxReplyBytes = std::int64_t{1} << 30U;
-
-}  // namespace
-
 void Client::send() {
   if (connected_epoch_ != requests_.map().epoch()) {
     follow_map();
@@ -125,7 +119,7 @@ void Client::reopen() {
     try {
       connection->open(zmq_, context_,
                        {.what = "the server",
-                        .max_reply_bytes = kMaxReplyBytes,
+                        .max_reply_bytes = std::int64_t{kMaxReplyBytes},
                         .heartbeat_ms = options_.heartbeat_ms,
                         .silent_ms = options_.silent_ms,
                         .handshake_ms = options_.handshake_ms,

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/statistic.h"
+#include "base/units.h"
 #include "client/call.h"
 #include "client/held_calls.h"
 #include "client/slot_map.h"
@@ -35,6 +36,8 @@
 #include "wire/wire.h"
 
 namespace shoal::client {
+
+inline constexpr std::uint64_t kMaxReplyBytes = GiB;
 
 // Counts since the start.
 struct RequestCounts {

@@ -16,7 +16,6 @@ namespace {
 
 constexpr std::uint32_t kMaxBadRequests =
     4;  // a refusal as bad may be due to damage on the way: the request is sent again as often
-constexpr std::uint64_t kMaxReplyBytes = GiB;
 
 bool is_refused_for_now(wire::Status status) noexcept {
   return status == wire::Status::kRetry || status == wire::Status::kOverloaded ||

@@ -19,8 +19,6 @@ std::string name_of(const SlotRange& range) {
   return "[" + std::to_string(range.first) + ", " + std::to_string(range.end) + ")";
 }
 
-SlotRange range_of(const Arc& arc) noexcept { return {arc.first_slot(), arc.end_slot()}; }
-
 }  // namespace
 
 Follower* Endpoint::find_follower(StreamId stream) noexcept {
@@ -76,7 +74,7 @@ void Endpoint::assign(const Assignment& assignment) {
     }
   }
   const auto promoted = std::ranges::partition(
-      moving_.arcs, [&](const auto& arc) { return !contains(assignment.primary, range_of(*arc)); });
+      moving_.arcs, [&](const auto& arc) { return !contains(assignment.primary, arc->range()); });
   std::uint64_t stamp = std::uint64_t{assignment.epoch} << ReplicationLog::kEpochShift;
   for (const auto& arc : promoted) {
     arc->apply(EndSavesOp{});  // a save fails with its server
@@ -140,7 +138,7 @@ void Endpoint::take_from_followers(const Assignment& assignment,
     known = std::max(known, stamp);
   };
   for (const auto& arc : moving_.arcs) {
-    found(range_of(*arc), arc->stamp());
+    found(arc->range(), arc->stamp());
   }
   std::size_t arcs = moving_.arcs.size() + service_.arcs().size();
   std::vector<std::vector<SlotRange>> given;  // by each follower, of those that execute records

@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
-#include <limits>
 #include <string_view>
 
 #include "base/check.h"
@@ -37,8 +36,6 @@ void overload(Reply& reply) {
   reply.received_ns = 0;
 }
 
-constexpr Milliseconds kNever = std::numeric_limits<Milliseconds>::max();
-
 Milliseconds steady_now() noexcept {
   using namespace std::chrono;
   return static_cast<Milliseconds>(
@@ -54,7 +51,7 @@ std::uint64_t steady_now_ns() noexcept {
 // In milliseconds from now, rounded up; -1: without an end.
 long timeout_until(Milliseconds time, Milliseconds now) noexcept {
   constexpr Milliseconds kLongest = 3'600'000;
-  if (time == kNever) {
+  if (time == ReplicationLog::kNever) {
     return -1;
   }
   return time <= now ? 0 : static_cast<long>(std::min(time - now + 1, kLongest));
@@ -267,7 +264,7 @@ void DataLoop::run(const Socket& socket, StreamSockets& streams, std::vector<zmq
       up_to_date = false;
     }
     next = up_to_date ? next : std::min(next, now + kNoMemoryMs);
-    const Milliseconds current = next == kNever ? now : steady_now();
+    const Milliseconds current = next == ReplicationLog::kNever ? now : steady_now();
     zmq_.poll(items.data(), static_cast<int>(items.size()), timeout_until(next, current));
     untimed = kTimedMessages;
     if (items[1].revents != 0) {

@@ -110,7 +110,7 @@ Outcome add_filter(ServiceState& state, RequestContext& request) {
   return Answer{};
 }
 
-Outcome end(ServiceState& state, RequestContext& request) {
+Outcome end_load(ServiceState& state, RequestContext& request) {
   const auto numbers = request.numbers;
   if (numbers.size() != 1 && numbers.size() != 2 && numbers.size() != 2 + wire::kBaseWords) {
     return bad_request("a load ends with the table's step, clock and base, got " +
@@ -152,7 +152,7 @@ Outcome load(ServiceState& state, RequestContext& request, ServedTable& table) {
     case Op::kLoadFilter:
       return add_filter(state, request);
     default:
-      return end(state, request);
+      return end_load(state, request);
   }
 }
 

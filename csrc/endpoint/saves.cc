@@ -108,7 +108,7 @@ Outcome poll(ServiceState& state, RequestContext& request) {
                 .first = std::move(block)};
 }
 
-Outcome end(ServiceState& state, RequestContext& request) {
+Outcome end_save(ServiceState& state, RequestContext& request) {
   const auto numbers = request.numbers;
   if (state.arcs.has_done(request.write())) {
     ++state.metrics.duplicates;
@@ -236,7 +236,7 @@ Outcome save(ServiceState& state, RequestContext& request) {
     case Op::kSavePoll:
       return poll(state, request);
     default:
-      return end(state, request);
+      return end_save(state, request);
   }
 }
 

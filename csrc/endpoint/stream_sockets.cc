@@ -18,7 +18,6 @@ namespace shoal {
 
 namespace {
 
-constexpr Milliseconds kNever = std::numeric_limits<Milliseconds>::max();
 constexpr std::int64_t kMaxReplyBytes = std::int64_t{64} << 10U;
 
 }  // namespace
@@ -179,7 +178,7 @@ void StreamSockets::append(std::vector<zmq::PollItem>& items) const {
 }
 
 Milliseconds StreamSockets::next_time() const noexcept {
-  Milliseconds next = kNever;
+  Milliseconds next = ReplicationLog::kNever;
   for (const std::unique_ptr<Stream>& stream : streams_) {
     next = std::min(next, stream->connection == nullptr ? stream->open_at : stream->quiet_at);
   }

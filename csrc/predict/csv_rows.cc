@@ -110,7 +110,7 @@ text::CsvColumns bind_columns(const InputSchema& schema, const std::vector<std::
     if (count != 1) {
       std::string all;
       for (const std::string& one : names) {
-        all.append(all.empty() ? "" : ", ").append(quoted(one));
+        all.append(all.empty() ? "" : ", ").append(in_quotes(one));
       }
       throw std::invalid_argument("column '" + name + "' is " +
                                   (count == 0 ? "not there" : "there " + std::to_string(count) + " times") +

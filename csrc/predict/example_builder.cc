@@ -15,11 +15,6 @@ namespace {
 constexpr std::size_t kExcerpt = 80;
 constexpr std::size_t kExampleBytes = 64;  // of an example in a request and in its answer
 constexpr std::size_t kFeatureBytes = sizeof(std::uint64_t) + sizeof(float);
-constexpr unsigned kIntegerColumns = 13;
-
-std::span<const std::uint8_t> bytes_of(std::string_view text) noexcept {
-  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
-}
 
 // [+-] digits whose number has less than 64 bits.
 bool is_integer(std::string_view text) noexcept {
@@ -45,7 +40,7 @@ void ExampleBuilder::refuse_size() const {
 
 void ExampleBuilder::refuse_cell(const std::string& what) const {
   throw BadExample(static_cast<std::int64_t>(examples()),
-                   "instance " + std::to_string(examples()) + ", column " + quoted(name_) + ": " + what);
+                   "instance " + std::to_string(examples()) + ", column " + in_quotes(name_) + ": " + what);
 }
 
 std::string ExampleBuilder::excerpt_of(const Cell& cell) const {
@@ -61,7 +56,7 @@ std::string ExampleBuilder::excerpt_of(const Cell& cell) const {
     case Cell::Kind::kWhole:
       return std::string(cell.text.substr(0, kExcerpt));
     case Cell::Kind::kText:
-      return quoted(cell.text);
+      return in_quotes(cell.text);
     case Cell::Kind::kReal:
       break;
   }
@@ -172,7 +167,7 @@ void ExampleBuilder::begin_list() {
       refuse_cell("a list is not a cell: send text, a whole number or null");
     }
     if (!schema_->has_columns) {
-      refuse("an instance has keys, values and fields, got " + quoted(name_) + ": " + schema_->takes());
+      refuse("an instance has keys, values and fields, got " + in_quotes(name_) + ": " + schema_->takes());
     }
     find_column();
     if (column_.role == Role::kNumeric) {
@@ -205,7 +200,7 @@ void ExampleBuilder::cell(const Cell& cell) {
     find_column();
     put_column(cell);
   } else if (member_ == Member::kColumn) {
-    refuse("an instance has keys, values and fields, got " + quoted(name_) + ": " + schema_->takes());
+    refuse("an instance has keys, values and fields, got " + in_quotes(name_) + ": " + schema_->takes());
   } else if (cell.kind != Cell::Kind::kNull || member_ == Member::kKeys) {
     refuse(name_ + " are a list, got " + excerpt_of(cell) + ": " + schema_->takes());
   }
@@ -217,7 +212,7 @@ float ExampleBuilder::number_of(const Cell& cell) const {
   double number = cell.number;
   if (cell.kind == Cell::Kind::kText) {
     float read = 0.0F;
-    const text::Fault fault = text::read_number_of(bytes_of(cell.text), read);
+    const text::Fault fault = text::read_number_of(text::bytes_of(cell.text), read);
     if (fault == text::Fault::kValueRange) {
       refuse_cell(excerpt_of(cell) + " is not finite as float32");
     }
@@ -338,7 +333,7 @@ void ExampleBuilder::put_sparse(const Cell& cell) {
 
 void ExampleBuilder::end_sparse() {
   if (columns_ > 0) {
-    refuse(quoted(a_column_) + " stands beside keys: an instance has keys, values and fields, or columns");
+    refuse(in_quotes(a_column_) + " stands beside keys: an instance has keys, values and fields, or columns");
   }
   const auto first = static_cast<std::size_t>(offsets_.back());
   const std::size_t count = keys_.size() - first;

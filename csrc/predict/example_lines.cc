@@ -18,15 +18,11 @@ constexpr std::string_view kCriteoNames[] = {
     "C1",    "C2",  "C3",  "C4",  "C5",  "C6",  "C7",  "C8",  "C9",  "C10", "C11", "C12", "C13", "C14",
     "C15",   "C16", "C17", "C18", "C19", "C20", "C21", "C22", "C23", "C24", "C25", "C26"};
 
-std::span<const std::uint8_t> bytes_of(std::string_view text) noexcept {
-  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
-}
-
 }  // namespace
 
 void ExampleBuilder::line(std::string_view text) {
   if (schema_->has_columns || schema_->format == DataFormat::kNone) {
-    refuse("a line of text, " + quoted(text) + ": " + schema_->takes());
+    refuse("a line of text, " + in_quotes(text) + ": " + schema_->takes());
   }
   if (text.ends_with('\n')) {
     text.remove_suffix(1);
@@ -96,7 +92,7 @@ void ExampleBuilder::parse_text(std::string_view text, const text::CsvColumns* c
     is_valued_ = true;
     values_.assign(keys_.size(), 1.0F);
   }
-  const auto bytes = bytes_of(text);
+  const auto bytes = text::bytes_of(text);
   unquoted_.resize(columns == nullptr ? 0 : text.size());
   std::size_t start = 0;
   std::size_t row = examples();
@@ -162,7 +158,7 @@ void ExampleBuilder::refuse_line(std::string_view line, std::size_t at, text::Fa
   const std::string_view shown = line.substr(at - std::min(at, kShownBefore));
   const std::string form = schema_->has_columns ? "csv" : schema_->format_name;
   const std::string what = std::string(text::fault_text(fault)) + " at byte " + std::to_string(at) +
-                           " of the " + form + " line: " + quoted(shown);
+                           " of the " + form + " line: " + in_quotes(shown);
   if (schema_->has_columns) {
     throw BadLine(std::string(line), at, what);
   }

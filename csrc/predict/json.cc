@@ -8,12 +8,12 @@ namespace shoal::predict {
 namespace {
 
 [[noreturn]] void refuse(std::string_view name, const char* what) {
-  throw std::invalid_argument(quoted(name) + " " + what);
+  throw std::invalid_argument(in_quotes(name) + " " + what);
 }
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   constexpr std::size_t kMost = 80;
   std::string found("'");
   found.append(text.substr(0, kMost));

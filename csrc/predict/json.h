@@ -40,6 +40,6 @@ double number_of(const json::value& value, std::string_view name);
 std::string text_of(const json::value& value, std::string_view name);
 
 // A text in quotes, shortened, for a message.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 }  // namespace shoal::predict

@@ -69,7 +69,7 @@ struct Handler {
         break;
       case Place::kText:
         if (cell.kind != Cell::Kind::kText) {
-          throw BadBody(quoted(allowed) + " is not a text");
+          throw BadBody(in_quotes(allowed) + " is not a text");
         }
         place = Place::kBody;
         break;
@@ -178,7 +178,7 @@ struct Handler {
       found = true;
       place = Place::kMember;
     } else if (name != allowed || allowed.empty()) {
-      throw BadBody(quoted(name) + " is not known: " + kBody);
+      throw BadBody(in_quotes(name) + " is not known: " + kBody);
     } else {
       place = Place::kText;
     }

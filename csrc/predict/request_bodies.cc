@@ -178,7 +178,7 @@ void RequestBodies::read_tensorflow(std::string_view body, std::size_t limit) {
   const json::object& members = parsed.get_object();
   for (const auto& [name, value] : members) {
     if (name != "instances" && name != "inputs" && name != "signature_name") {
-      throw BadBody(quoted(name) + R"( is not known: send "instances" or "inputs", and "signature_name")");
+      throw BadBody(in_quotes(name) + R"( is not known: send "instances" or "inputs", and "signature_name")");
     }
   }
   const json::value* const instances = optional_in(members, "instances");
@@ -229,8 +229,8 @@ void RequestBodies::read_inference(const Request& request, const InputSchema& sc
       }
       const std::string name = text_in(one.get_object(), "name");
       if (name != output_name(request.is_multiclass)) {
-        throw BadBody("there is no output " + quoted(name) + ": it is " +
-                      quoted(output_name(request.is_multiclass)));
+        throw BadBody("there is no output " + in_quotes(name) + ": it is " +
+                      in_quotes(output_name(request.is_multiclass)));
       }
       is_raw_ = is_raw_ || is_set(one.get_object(), "binary_data");
     }

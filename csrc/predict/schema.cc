@@ -13,7 +13,6 @@ namespace shoal::predict {
 
 namespace {
 
-constexpr unsigned kIntegerColumns = 13;
 constexpr unsigned kCriteoColumns = 39;
 
 constexpr std::array<std::pair<std::string_view, DataFormat>, 7> kFormats = {{
@@ -44,7 +43,7 @@ std::vector<std::string> texts_in(const json::object& of, std::string_view name)
   if (given == nullptr) {
     return found;
   }
-  SHOAL_CHECK(given->is_array(), quoted(name) + " is not a list");
+  SHOAL_CHECK(given->is_array(), in_quotes(name) + " is not a list");
   for (const json::value& one : given->get_array()) {
     found.push_back(text_of(one, name));
   }
@@ -58,7 +57,7 @@ std::string text_or_none(const json::object& of, std::string_view name) {
 
 char separator_in(const json::object& of, std::string_view name, char otherwise) {
   const std::string text = text_or_none(of, name);
-  SHOAL_CHECK(text.size() <= 1, quoted(name) + " is not one character");
+  SHOAL_CHECK(text.size() <= 1, in_quotes(name) + " is not one character");
   return text.empty() ? otherwise : text.front();
 }
 
@@ -182,7 +181,7 @@ std::string InputSchema::names() const {
   const std::vector<std::string> found = features();
   std::string all;
   for (const std::string& name : std::span(found).first(std::min(found.size(), kMost))) {
-    all.append(all.empty() ? "" : ", ").append(quoted(name));
+    all.append(all.empty() ? "" : ", ").append(in_quotes(name));
   }
   return found.size() <= kMost ? all : all + " and " + std::to_string(found.size() - kMost) + " more";
 }

@@ -26,6 +26,7 @@ inline constexpr std::string_view kMissingTexts[] = {
     "",     "#N/A", "#N/A N/A", "#NA",  "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A",  "NA",       "NULL", "NaN",     "None",     "n/a",  "nan",  "null"};
 // The text whose key stands for an item of a list that holds nothing.
+inline constexpr unsigned kIntegerColumns = 13;  // of Criteo's logs
 inline constexpr std::string_view kMissingItem{"\0missing", 8};
 
 enum class DataFormat : std::uint8_t { kNone, kLibsvm, kLibffm, kVw, kCriteo, kCsv, kParquet, kArrow };

@@ -119,7 +119,7 @@ class Tensor {
   void unpack(std::string_view raw);
   Cell raw_cell(std::size_t i, Digits& room) const noexcept;
   [[noreturn]] void refuse(const std::string& what) const {
-    throw BadBody("input " + quoted(name_) + " " + what);
+    throw BadBody("input " + in_quotes(name_) + " " + what);
   }
 
   std::string name_;
@@ -226,7 +226,7 @@ Tensor::Tensor(const json::object& given, std::string_view& raw) : name_(text_in
     for (const TypeName& one : kTypes) {
       all += (all.empty() ? "" : ", ") + std::string(one.name);
     }
-    refuse("is of " + quoted(datatype) + ": send " + all);
+    refuse("is of " + in_quotes(datatype) + ": send " + all);
   }
   const json::array& shape = array_in(given, "shape");
   if (shape.empty() || shape.size() > kMostDimensions) {
@@ -332,7 +332,7 @@ void read_tensors(const json::array& inputs, std::string_view raw, const InputSc
     const bool is_new = std::none_of(found.begin(), found.end() - 1,
                                      [&](const Tensor& other) { return other.name() == tensor.name(); });
     if (!is_new) {
-      throw BadBody("input " + quoted(tensor.name()) + " is there twice");
+      throw BadBody("input " + in_quotes(tensor.name()) + " is there twice");
     }
     offsets = tensor.name() == "offsets" ? &tensor : offsets;
     has_keys = has_keys || tensor.name() == "keys";
@@ -349,8 +349,8 @@ void read_tensors(const json::array& inputs, std::string_view raw, const InputSc
   const Tensor& first = found.front();
   for (const Tensor& one : found) {
     if (one.rows() != first.rows()) {
-      throw BadBody("the inputs are of different numbers of instances: " + quoted(first.name()) + " of " +
-                    std::to_string(first.rows()) + ", " + quoted(one.name()) + " of " +
+      throw BadBody("the inputs are of different numbers of instances: " + in_quotes(first.name()) + " of " +
+                    std::to_string(first.rows()) + ", " + in_quotes(one.name()) + " of " +
                     std::to_string(one.rows()));
     }
   }
@@ -433,11 +433,11 @@ void read_columns(const json::value& columns, ExampleBuilder& into) {
   std::optional<std::size_t> rows;
   for (const auto& [name, cells] : columns.get_object()) {
     if (!cells.is_array()) {
-      throw BadBody("input " + quoted(name) + " is no list: send a cell for each row");
+      throw BadBody("input " + in_quotes(name) + " is no list: send a cell for each row");
     }
     if (rows.value_or(cells.get_array().size()) != cells.get_array().size()) {
-      throw BadBody("the inputs have different lengths: " + std::to_string(*rows) + ", and " + quoted(name) +
-                    " " + std::to_string(cells.get_array().size()));
+      throw BadBody("the inputs have different lengths: " + std::to_string(*rows) + ", and " +
+                    in_quotes(name) + " " + std::to_string(cells.get_array().size()));
     }
     rows = cells.get_array().size();
   }

@@ -97,6 +97,7 @@ class Arc {
   const Slots& slots() const noexcept { return slots_; }  // of the whole table
   std::size_t first_slot() const noexcept { return first_; }
   std::size_t end_slot() const noexcept { return end_; }
+  SlotRange range() const noexcept { return {first_, end_}; }
   const Jobs& jobs() const noexcept { return jobs_; }
   // Of the last record that it has executed (replica/replication_log.h), while no replica counts them; not
   // part of its state.

@@ -16,8 +16,6 @@ std::string name_of(std::size_t first, std::size_t end) {
   return "[" + std::to_string(first) + ", " + std::to_string(end) + ")";
 }
 
-SlotRange range_of(const Arc& arc) noexcept { return {arc.first_slot(), arc.end_slot()}; }
-
 bool is_exactly(const Arc& arc, const SlotRange& range) noexcept {
   return arc.first_slot() == range.first && arc.end_slot() == range.end;
 }
@@ -147,7 +145,7 @@ void ArcGroup::discard(std::vector<std::unique_ptr<Arc>> arcs) {
 std::vector<SlotRange> ArcGroup::ranges() const {
   std::vector<SlotRange> ranges;
   for (const auto& arc : arcs_) {
-    ranges.push_back(range_of(*arc));
+    ranges.push_back(arc->range());
   }
   return ranges;
 }

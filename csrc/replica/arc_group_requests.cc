@@ -11,8 +11,6 @@ namespace shoal {
 
 namespace {
 
-SlotRange range_of(const Arc& arc) noexcept { return {arc.first_slot(), arc.end_slot()}; }
-
 WriteRows rows_of(const WriteRows& rows, const Slice& slice, std::size_t dim) noexcept {
   return {.hashes = rows.hashes.subspan(slice.begin, slice.count),
           .values = rows.values.subspan(slice.begin * dim, slice.count * dim),
@@ -25,7 +23,7 @@ template <class Make>
 void each_left(const Cut& cut, ChangedArcs& changed, const Make& make) {
   for (const Slice& slice : cut.slices) {
     if (slice.left.any) {
-      changed.push_back(range_of(*slice.arc));
+      changed.push_back(slice.arc->range());
       slice.arc->apply(make(slice));
     }
   }
@@ -176,7 +174,7 @@ std::vector<double> ArcGroup::change(const WriteId& write, Function function,
   std::vector<double> answers;
   each_below(end_slot, [&](Arc& arc) {
     if (!is_done) {
-      changed.push_back(range_of(arc));
+      changed.push_back(arc.range());
     }
     const auto served = std::ranges::find(served_, &arc, &Served::arc);
     const bool is_here = served != served_.end();
@@ -197,7 +195,7 @@ std::vector<std::uint64_t> ArcGroup::sweep(const WriteId& write, std::span<const
   std::vector<std::uint64_t> sums;
   each_below(end_slot, [&](Arc& arc) {
     if (!is_done) {
-      changed.push_back(range_of(arc));
+      changed.push_back(arc.range());
     }
     const auto words = arc.apply(SweepOp{.write = write, .rules = rules}).words;
     sums.resize(std::max(sums.size(), words.size()));
@@ -211,7 +209,7 @@ void ArcGroup::tick(const WorkerId& worker, std::uint32_t clock, std::span<const
   each_below(end_slot, [&](Arc& arc) {
     // Else it took the tick before another one had no memory for it.
     if (arc.jobs().find(worker.job)->clocks.clock(worker.rank) == clock) {
-      changed.push_back(range_of(arc));
+      changed.push_back(arc.range());
       arc.apply(TickOp{.worker = worker, .tables = tables});
     }
   });
@@ -219,7 +217,7 @@ void ArcGroup::tick(const WorkerId& worker, std::uint32_t clock, std::span<const
 
 void ArcGroup::mark(const WriteId& write, ChangedArcs& changed, std::size_t end_slot) {
   each_below(end_slot, [&](Arc& arc) {
-    changed.push_back(range_of(arc));
+    changed.push_back(arc.range());
     arc.apply(MarkOp{.write = write});
   });
 }

@@ -256,7 +256,7 @@ void Follower::expect(std::vector<std::unique_ptr<Arc>>& arcs, std::span<const S
   epoch_ = epoch;
   const std::size_t before = aside_.size();
   for (std::unique_ptr<Arc>& arc : arcs) {
-    if (contains(in_sync_, {arc->first_slot(), arc->end_slot()})) {
+    if (contains(in_sync_, arc->range())) {
       aside_.push_back(std::move(arc));
     }
   }
@@ -296,7 +296,7 @@ void Follower::release(const ReleaseArcs& order, std::uint64_t stamp) {
   for (std::unique_ptr<Arc>& arc : arcs) {
     arc->set_stamp(stamp);  // it has all that its primary has
     end_interval(arc->first_slot(), stamp);
-    const SlotRange range{arc->first_slot(), arc->end_slot()};
+    const SlotRange range = arc->range();
     if (order.epoch > epoch_ || contains(in_sync_, range)) {
       aside_.push_back(std::move(arc));
     }

@@ -93,7 +93,7 @@ class Follower {
   void take_aside(const Wanted& wanted, std::vector<std::unique_ptr<Arc>>& to) {
     to.reserve(to.size() + aside_.size());
     for (std::unique_ptr<Arc>& arc : aside_) {
-      if (wanted(SlotRange{arc->first_slot(), arc->end_slot()})) {
+      if (wanted(arc->range())) {
         to.push_back(std::move(arc));
       }
     }

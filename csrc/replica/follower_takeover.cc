@@ -48,7 +48,7 @@ std::vector<std::pair<SlotRange, std::uint64_t>> Follower::stamps() const {
     stamps.emplace_back(range, executed_);
   }
   for (const auto& arc : aside_) {
-    stamps.emplace_back(SlotRange{arc->first_slot(), arc->end_slot()}, arc->stamp());
+    stamps.emplace_back(arc->range(), arc->stamp());
   }
   return stamps;
 }
@@ -162,7 +162,7 @@ bool Follower::catch_up(const CatchUpArcs& order, std::uint64_t stamp) {
   std::vector<std::unique_ptr<Arc>> behind;
   take_aside([&](const SlotRange& one) { return contains(order.arcs, one); }, behind);
   for (std::unique_ptr<Arc>& arc : behind) {
-    const SlotRange range{arc->first_slot(), arc->end_slot()};
+    const SlotRange range = arc->range();
     std::uint64_t executed = arc->stamp();
     ArcGroup one(slots_, workspace_, disposal_, tier_);
     std::vector<std::unique_ptr<Arc>> alone;

@@ -162,7 +162,7 @@ void PredictionHandler::check_known(const ServedVersion& version,
   }
   std::string names;
   for (const std::string& name : unknown) {
-    names.append(names.empty() ? "" : ", ").append(predict::quoted(name));
+    names.append(names.empty() ? "" : ", ").append(predict::in_quotes(name));
   }
   throw predict::BadBody((unknown.size() > 1 ? "columns " + names + " are" : "column " + names + " is") +
                          " not known to the model: its columns are " + version.schema->names());

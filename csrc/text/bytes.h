@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
+#include <string_view>
 
 namespace shoal::text {
 
@@ -19,6 +21,10 @@ using Cursor = const std::uint8_t*;
 constexpr bool is_digit(std::uint8_t c) noexcept { return static_cast<std::uint8_t>(c - '0') <= 9; }
 constexpr bool is_blank(std::uint8_t c) noexcept { return c == ' ' || c == '\t' || c == '\r'; }
 constexpr bool ends_token(std::uint8_t c) noexcept { return is_blank(c) || c == '\n' || c == '#'; }
+
+inline std::span<const std::uint8_t> bytes_of(std::string_view text) noexcept {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
 
 inline std::uint64_t load8(Cursor p) noexcept {
   std::uint64_t word;

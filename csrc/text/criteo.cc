@@ -18,8 +18,8 @@ constexpr std::size_t kColumns = CriteoTables::kIntegers + CriteoTables::kCatego
 constexpr std::uint8_t kTab = '\t';
 
 // What a parse knows: the tables, and the seed of each column's field.
-struct Columns {
-  explicit Columns(const CriteoTables& tables) noexcept
+struct ColumnSeeds {
+  explicit ColumnSeeds(const CriteoTables& tables) noexcept
       : floors(tables.floors.data()),
         cells(tables.cells.data()),
         small(tables.small.data()),
@@ -46,7 +46,7 @@ std::uint64_t negative_key(std::uint64_t seed, std::uint64_t magnitude) noexcept
   return token_key(seed, begin, static_cast<std::size_t>(stop - text.data()), begin + text.size());
 }
 
-inline std::uint64_t integer_key(const Columns& columns, std::size_t column, std::int64_t v) noexcept {
+inline std::uint64_t integer_key(const ColumnSeeds& columns, std::size_t column, std::int64_t v) noexcept {
   if (v < 0) {
     return negative_key(columns.seeds[column], static_cast<std::uint64_t>(-v));
   }
@@ -67,7 +67,7 @@ inline Fault fault_at(Cursor p) noexcept {
 
 // The columns of a line, each behind a tab; in a line without a label the first column has no tab. out.nnz
 // changes only if the line is valid.
-Fault read_columns(Block block, Cursor& cursor, Target& out, const Columns& columns,
+Fault read_columns(Block block, Cursor& cursor, Target& out, const ColumnSeeds& columns,
                    bool behind_label) noexcept {
   const Cursor end = block.end;
   const bool origins = has_origins(out);
@@ -126,7 +126,7 @@ Fault read_columns(Block block, Cursor& cursor, Target& out, const Columns& colu
 // ---- lines whose cells have been found -------------------------------------------------------------------
 
 // Stores the key of an integer that is not up to four digits; false if the cell does not hold one.
-bool read_large_integer(Cursor p, Cursor stop, Cursor end, const Columns& columns, std::size_t column,
+bool read_large_integer(Cursor p, Cursor stop, Cursor end, const ColumnSeeds& columns, std::size_t column,
                         std::uint64_t& key) noexcept {
   std::int64_t v = 0;
   if (read_integer(p, end, v) != Fault::kGood || p != stop) {
@@ -141,7 +141,7 @@ bool read_large_integer(Cursor p, Cursor stop, Cursor end, const Columns& column
 // The first cell begins behind text[before]. A cell without text stores a key too, over which the next one is
 // stored: a branch would often be mispredicted.
 inline bool read_integers(Cursor text, std::ptrdiff_t before, const std::uint16_t* stops, Cursor end,
-                          const Columns& columns, std::uint64_t* keys, std::size_t& count) noexcept {
+                          const ColumnSeeds& columns, std::uint64_t* keys, std::size_t& count) noexcept {
   const std::uint64_t* numbers = columns.numbers;
   const std::uint8_t* const small = columns.small;
   const std::size_t buckets = columns.buckets;
@@ -167,7 +167,7 @@ inline bool read_integers(Cursor text, std::ptrdiff_t before, const std::uint16_
 
 // Stores the keys of 26 cells; returns their number. The parameters are those of read_integers.
 inline std::size_t read_categories(Cursor text, std::ptrdiff_t before, const std::uint16_t* stops, Cursor end,
-                                   const Columns& columns, std::uint64_t* keys) noexcept {
+                                   const ColumnSeeds& columns, std::uint64_t* keys) noexcept {
   constexpr std::size_t kLast = CriteoTables::kCategories - 1;
   const std::uint64_t* const seeds = columns.seeds.data() + kIntegers;
   std::size_t count = 0;
@@ -208,7 +208,7 @@ void put_origins(Block block, Cursor text, std::ptrdiff_t before, const std::uin
 
 // Reads the 39 cells behind text[before]; false, and out.nnz is as before, if one is malformed.
 bool read_scanned_columns(Block block, Cursor text, std::ptrdiff_t before, const std::uint16_t* stops,
-                          Target& out, const Columns& columns) noexcept {
+                          Target& out, const ColumnSeeds& columns) noexcept {
   std::uint64_t* const keys = out.keys.data() + out.nnz;
   std::size_t integers = 0;
   if (!read_integers(text, before, stops, block.end, columns, keys, integers)) {
@@ -225,7 +225,7 @@ bool read_scanned_columns(Block block, Cursor text, std::ptrdiff_t before, const
 
 // ---- a line ----------------------------------------------------------------------------------------------
 
-inline Fault read_line(Block block, Cursor& cursor, Target& out, const Columns& columns,
+inline Fault read_line(Block block, Cursor& cursor, Target& out, const ColumnSeeds& columns,
                        ScannedLines& lines) noexcept {
   const Cursor p = cursor;
   if (is_blank_line(p)) {
@@ -278,7 +278,7 @@ inline Fault read_line(Block block, Cursor& cursor, Target& out, const Columns& 
 Stop parse_criteo(std::span<const std::uint8_t> text, std::size_t start, Target& out, bool skip,
                   const CriteoTables& tables) noexcept {
   const Block block = block_of(text);
-  const Columns columns(tables);
+  const ColumnSeeds columns(tables);
   ScannedLines lines(kTab);
   return walk(block, start, out, skip,
               [&](Cursor& cursor) { return read_line(block, cursor, out, columns, lines); });
