@@ -89,13 +89,14 @@ PYTHON = {
     "tools.convert": "_core errors base table storage store data",
     "tools.planted": "_core metrics",
     "tools.load": "errors storage checkpoint export store models torch",
+    "lineage": "base table storage store data metrics models torch tools.load",
     "cli": "_core config errors consistency optim lifecycle base table storage checkpoint export store data metrics "
     "models torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
-    "ray tools.permutation tools.jobs tools.reports tools.sizing tools.doctor tools.convert tracking",
+    "ray lineage tools.permutation tools.jobs tools.reports tools.sizing tools.doctor tools.convert tracking",
     "__main__": "cli",
     "__init__": "errors consistency schedules optim user_optimizer user_functions lifecycle base table checkpoint "
-    "export store data metrics models sketches torch serve sklearn cluster.worker cluster.launch ray tools tools.load "
-    "tracking",
+    "export lineage store data metrics models sketches torch serve sklearn cluster.worker cluster.launch ray tools "
+    "tools.load tracking",
 }
 
 # A room that may use another one may use these modules of it, which rooms further down use too.

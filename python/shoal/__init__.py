@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shoal import data as data
     from shoal import errors as errors
     from shoal import export as export
+    from shoal import lineage as lineage
     from shoal import metrics as metrics
     from shoal import models as models
     from shoal import ray as ray
@@ -110,7 +111,9 @@ _NAMES_OF = {
     "shoal.user_functions": "by_source",
     "shoal.user_optimizer": "UserOptimizer",
 }
-_MODULES = "checkpoint data errors export metrics models ray schedules serve sketches sklearn tools torch tracking"
+_MODULES = (
+    "checkpoint data errors export lineage metrics models ray schedules serve sketches sklearn tools torch tracking"
+)
 
 __all__ = " ".join(_NAMES_OF.values()).split()
 

@@ -319,6 +319,11 @@ class DataConfig(ReaderConfig, frozen=True, kw_only=True):
     valid: Annotated[
         tuple[str, ...], "validation examples, evaluated after every pass", Setting(metavar="FILE", several=True)
     ] = ()
+    without: Annotated[
+        tuple[str, ...],
+        "leave out the examples that have this feature, such as user=u17; repeatable",
+        Setting(metavar="FEATURE"),
+    ] = ()
     fields: Annotated[
         tuple[str, ...],
         "fields of the model, in order (default: all categorical and numeric columns that are not dense, or the 39 "
@@ -534,6 +539,9 @@ class OutputConfig(Config, frozen=True, kw_only=True):
 
     output: Annotated[Dir | None, "directory of the model, a path or s3://...; created if it does not exist"] = None
     checkpoint_every: Annotated[Count | None, "write a checkpoint after every N batches and after every pass"] = None
+    keep_checkpoints: Annotated[
+        bool, "keep the checkpoints of the fit, so that explain, bisect and forget can make parts of it again"
+    ] = False
     names: Annotated[bool, "save the text of each feature with the model; report and inspect show it"] = False
 
 

@@ -31,17 +31,8 @@ def keys_by(described: ModelFile | None) -> Callable[[str], int]:
     if features is not None:
         key_of: Callable[[str], int] = features.key_of
         return key_of
-    form = "" if described is None else described.format or ""
-    shared = {} if described is None else described.schema.get("lists", {})
-
-    def key_of_text(name: str) -> int:
-        parts = []
-        for part in name.split(" * "):
-            column, equals, text = part.partition("=")
-            parts.append(f"{shared.get(column, column)}{equals}{text}")
-        return key_of_name(form, " * ".join(parts))
-
-    return key_of_text
+    form, schema = ("", {}) if described is None else (described.format or "", described.schema)
+    return lambda name: key_of_name(form, name, schema)
 
 
 def _features_of(described: ModelFile) -> Any:

@@ -206,6 +206,15 @@ def open_reader(
 _OF_TEXT = ("sep", "list_separator", "columns", "na_values", "keep_default_na")
 
 
+def without(data: Reader, config: DataConfig) -> Reader:
+    """Return a reader without the examples that a configuration leaves out."""
+    if not config.without:
+        return data
+    from shoal.data import key_of_name
+
+    return data.without(key_of_name(data.format, name, data.schema) for name in config.without)
+
+
 def with_known_columns(data: Reader, ignored: Sequence[str]) -> Reader:
     """Return a reader of the same columns in every file, without the ignored ones.
 

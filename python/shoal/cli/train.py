@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from shoal.base.defaults import CLICK_BATCH_SIZE
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command, Group, option
-from shoal.cli.reading import Reading, format_of, open_reader, schema_of
+from shoal.cli.reading import Reading, format_of, open_reader, schema_of, without
 from shoal.cli.train_grid import fitted_grid, grid_values
 from shoal.cli.train_options import TrainOptions
 from shoal.cli.train_run import Data, check_names, fitted, open_data, open_store, restarted_with_workers, tidied
@@ -200,7 +200,7 @@ def train_ctr(options: TrainOptions) -> Answer:
     config = checked(replace(options, data=replace(options.data, format=form)))
     valid = open_config_reader(config, config.data.valid) if config.data.valid else None
     names = FeatureNames() if config.output.names else None
-    data = Data(open_config_reader(config, config.data.data, names), valid)
+    data = Data(without(open_config_reader(config, config.data.data, names), config.data), valid)
     check_names(config, data.train)
     config = with_intervals(config, data.train)
     if options.threads is not None:

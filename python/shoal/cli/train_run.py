@@ -16,7 +16,7 @@ from shoal.base.progress import rows_bar
 from shoal.base.settings import to_toml
 from shoal.base.streams import escape_text
 from shoal.cli.answers import DONE, Answer, warn
-from shoal.cli.reading import Reading, format_of, open_reader, schema_of, with_known_columns
+from shoal.cli.reading import Reading, format_of, open_reader, schema_of, with_known_columns, without
 from shoal.cli.tracking import check_logging, make_trackers
 from shoal.cli.train_summary import (
     count_names,
@@ -169,8 +169,10 @@ class Data:
             if not kept:
                 files.make_target(target)
             return
-        if options.output.checkpoint_every is not None or options.resume:
-            raise ValueError("--grid writes no checkpoints: leave out --checkpoint-every and --resume")
+        if options.output.checkpoint_every is not None or options.output.keep_checkpoints or options.resume:
+            raise ValueError(
+                "--grid writes no checkpoints: leave out --checkpoint-every, --keep-checkpoints and --resume"
+            )
         if options.cluster.cluster is not None:
             raise ValueError(
                 "--grid trains in one process: leave out --cluster, or train the best setting on the cluster"
@@ -196,7 +198,7 @@ def open_data(options: TrainOptions) -> Data:
     reading = Reading.of(config, options.train.batch_size or BATCH_SIZE)
     schema = schema_of(config, form)
     train = open_reader(config.data, form, reading, schema, FeatureNames() if options.output.names else None)
-    train = with_known_columns(train, config.ignore)
+    train = without(with_known_columns(train, config.ignore), config)
     schema |= {name: columns for name, columns in train.schema.items() if name == "categorical"}
     data = Data(train, open_reader(config.valid, form, reading, schema) if config.valid else None)
     check_names(options, train)
@@ -252,7 +254,10 @@ def names_later(options: TrainOptions) -> bool:
     """Whether features are named in a pass of their own: no process reads all data in one go while it fits."""
     output = options.output
     return output.names and (
-        options.cluster.cluster is not None or output.checkpoint_every is not None or bool(options.resume)
+        options.cluster.cluster is not None
+        or output.checkpoint_every is not None
+        or output.keep_checkpoints
+        or bool(options.resume)
     )
 
 
@@ -261,7 +266,7 @@ def check_names(options: TrainOptions, train: Reader) -> None:
     if names_later(options) and not train.repeatable:
         raise ValueError(
             "--names of a stream, which is read once, needs one process and an uninterrupted fit: leave out --cluster, "
-            "--checkpoint-every and --resume"
+            "--checkpoint-every, --keep-checkpoints and --resume"
         )
 
 
@@ -329,14 +334,26 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
         is_measured_by_one = getattr(model, "solver", None) is not None
         if valid is not None:
             valid = (valid if rank == 0 else None) if is_measured_by_one else valid.split(rank, workers)
-    every = options.output.checkpoint_every
     early_stopping = early_stopping_of(options.train)
     # The best weights of several workers are kept in a directory that all of them see.
-    kept = has_dense or every is not None or bool(options.resume) or (workers > 1 and early_stopping is not None)
+    output = options.output
+    kept = (
+        has_dense
+        or output.checkpoint_every is not None
+        or output.keep_checkpoints
+        or bool(options.resume)
+        or (workers > 1 and early_stopping is not None)
+    )
     how: dict[str, Any] = {"epochs": options.train.epochs, "shuffle": options.train.shuffle}
     if kept:
         resume: Any = options.resume
-        how["checkpoint"] = Checkpointing(target, every=every, resume=resume, overwrite=options.overwrite)
+        how["checkpoint"] = Checkpointing(
+            target,
+            every=output.checkpoint_every,
+            keep=output.keep_checkpoints,
+            resume=resume,
+            overwrite=options.overwrite,
+        )
     elif rank == 0:
         model.store.check_storage(target)
     if callbacks:

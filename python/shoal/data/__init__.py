@@ -25,6 +25,7 @@
 from shoal.data.batch import Batch
 from shoal.data.collisions import Audit, audit
 from shoal.data.hashing import hash_strings
+from shoal.data.key_names import key_of_name
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
 from shoal.data.readers import (
@@ -45,6 +46,7 @@ __all__ = [
     "Reader",
     "audit",
     "hash_strings",
+    "key_of_name",
     "mix",
     "read_arrow",
     "read_criteo",

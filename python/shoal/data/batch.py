@@ -77,6 +77,36 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         return len(self.keys)
 
 
+def take(batch: Batch, rows: NDArray[np.int64]) -> Batch:
+    """Return the examples ``rows`` of a batch, in that order, with their features and weights."""
+    begins = batch.indptr[rows]
+    lengths = batch.indptr[rows + 1] - begins  # of these rows only: a shuffle selects few at a time from a large batch
+    indptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    entries = np.repeat(begins - indptr[:-1], lengths)
+    entries += np.arange(len(entries))
+    return Batch(
+        batch.labels[rows],
+        indptr,
+        batch.keys[entries],
+        None if batch.values is None else batch.values[entries],
+        None if batch.weights is None else batch.weights[rows],
+        None if batch.fields is None else batch.fields[entries],
+    )
+
+
+def rows_with(batch: Batch, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the examples, ascending, that have any of some keys."""
+    entries = np.flatnonzero(np.isin(batch.keys, keys))
+    return np.unique(np.searchsorted(batch.indptr, entries, side="right") - 1)
+
+
+def left_out(batch: Batch, keys: NDArray[np.uint64]) -> Batch:
+    """Return a batch without the examples that have any of some keys."""
+    found = rows_with(batch, keys)
+    return take(batch, np.delete(np.arange(len(batch)), found)) if len(found) else batch
+
+
 def _check(name: str, array: NDArray[np.generic], dtype: np.dtype[np.generic], length: int | None = None) -> None:
     if array.dtype != dtype or array.ndim != 1 or (length is not None and len(array) != length):
         want = f"{dtype}[{'any length' if length is None else length}]"

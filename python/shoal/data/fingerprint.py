@@ -1,12 +1,14 @@
-"""Fingerprints of data: names, sizes and first bytes of files, so that a fit resumes on the data that it began with."""
+"""Fingerprints of data, which are names, sizes and first bytes of files, and positions in it: what a fit resumes by."""
 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.data.files import File
+from shoal.data.rebatch import Cursor
 
 _HEAD_BYTES = 1 << 16
 
@@ -18,6 +20,8 @@ def difference(
     for name in ("format", "schema", "batch_size", "shard"):
         if earlier[name] != now[name]:
             return f"{'split' if name == 'shard' else name} was {earlier[name]!r}, and is {now[name]!r}"
+    if earlier.get("without") != now.get("without"):
+        return "the examples that are left out (without) were others"
     then, files = earlier["files"], now["files"]
     for old, new, file in zip(then, files, current, strict=False):
         if old["name"] != new["name"]:
@@ -34,6 +38,30 @@ def difference(
     if appended and files != then and now["shard"][1] > 1:
         return "files have grown, so the split begins elsewhere"
     return None
+
+
+def place_of(position: Mapping[str, Any], form: str, paths: list[str]) -> dict[str, Any]:
+    """Return the settings of a reader that begins at a position; see `shoal.data.Reader.resume`."""
+    try:
+        its_form, files, split, cursor = (position[name] for name in ("format", "files", "shard", "place"))
+        names, sizes = [name for name, _ in files], tuple(size for _, size in files)
+        file, offset, rows, skipped = map(operator.index, cursor)
+        begin = Cursor(file, offset, rows, skipped)
+        order = position.get("order")
+        order = None if order is None else tuple(operator.index(number) for number in order)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{position!r} is not a position: pass what position() returned") from error
+    if its_form != form or names != paths:
+        raise ValueError(
+            f"the position belongs to {its_form} data of {first_of(names)}, and this reader reads {form} data of "
+            f"{first_of(paths)}: make the reader of the same files"
+        )
+    if min(begin) < 0 or begin.file >= len(names):
+        raise ValueError(f"the position {list(begin)} is not in {len(names)} files: pass what position() returned")
+    if order is not None and sorted(order) != list(range(len(names))):
+        raise ValueError(f"{list(order)} is not a permutation of {len(names)} files: pass what position() returned")
+    rank, num_splits = split
+    return {"rank": rank, "num_splits": num_splits, "begin": begin, "sizes": sizes, "order": order}
 
 
 def file_fingerprint(file: File, *, headed: bool) -> dict[str, Any]:

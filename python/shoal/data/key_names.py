@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 from shoal.data.criteo import INTEGER_COLUMNS, integer_key
 from shoal.data.hashing import hash_cells, hash_strings
@@ -11,16 +13,39 @@ from shoal.data.readers import field_number
 from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
 
 
-def key_of_name(form: str, name: str) -> int:
-    """Return the key of a feature: COLUMN=TEXT, a numeric COLUMN, FIRST * SECOND, or the number of a key.
+def key_of_name(form: str, name: str, schema: Mapping[str, Any] | None = None) -> int:
+    """Return the key of a feature by its name.
 
-    COLUMN is a column, I1 to C26 of Criteo's logs, a namespace of Vowpal Wabbit, or a field of libffm.
+    Parameters
+    ----------
+    form : str
+        The format of the data, such as "csv": `Reader.format`.
+    name : str
+        COLUMN=TEXT, a numeric COLUMN, FIRST * SECOND, or the number of a key. COLUMN is a column, I1 to C26 of
+        Criteo's logs, a namespace of Vowpal Wabbit, or a field of libffm.
+    schema : mapping, optional
+        `Reader.schema`, where a column of lists shares the keys of another one.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        The format has no columns, and the name is no number.
+
+    Examples
+    --------
+    >>> key_of_name("csv", "user=u17") == int(hash_cells(["u17"], field_number("csv", "user"))[0])
+    True
     """
     if name.isdecimal():
         return int(name)
     if " * " in name:
-        return functools.reduce(combined_key, (key_of_name(form, one) for one in name.split(" * ")))
+        return functools.reduce(combined_key, (key_of_name(form, one, schema) for one in name.split(" * ")))
     column, is_text, text = name.partition("=")
+    column = (schema or {}).get("lists", {}).get(column, column)
     if form in ("", LIBSVM.name):
         raise ValueError(f"{name!r} is no number, and there are no columns to find its key by: pass the key")
     field = field_number(form, column)

@@ -11,7 +11,7 @@ import operator
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,9 +20,9 @@ from msgspec import structs
 
 from shoal.base.prefetch import prefetch
 from shoal.base.scalars import whole
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, left_out
 from shoal.data.files import File
-from shoal.data.fingerprint import difference, file_fingerprint, first_of
+from shoal.data.fingerprint import difference, file_fingerprint, first_of, place_of
 from shoal.data.hashing import hash_cells
 from shoal.data.interactions import field_of
 from shoal.data.names import FeatureNames
@@ -102,6 +102,7 @@ class Reader(ABC):
     def __iter__(self) -> Iterator[Batch]:
         """Begin a pass, when the first batch is asked for."""
         settings = self._settings
+        without = np.array(settings.without, np.uint64)
         seen = self._seen = _PassProgress(settings.begin, settings.begin.skipped)
         original = self._original
         while original is not None:
@@ -113,7 +114,7 @@ class Reader(ABC):
                 seen.skipped, seen.fraction = skipped, fraction
                 for batch, cursor in batches:
                     seen.cursor = cursor
-                    yield batch
+                    yield left_out(batch, without) if len(without) else batch
         finally:
             ahead.close()
 
@@ -336,6 +337,26 @@ class Reader(ABC):
         reader._original = self
         return reader
 
+    def without(self, keys: Iterable[int]) -> Reader:
+        """Return this reader without the examples that have any of some features.
+
+        Parameters
+        ----------
+        keys : iterable of int
+            Of the features; `shoal.data.key_of_name` returns that of ``"user=u17"``.
+
+        Returns
+        -------
+        Reader
+            Its batches are those of this reader, each without these examples: it may be empty.
+
+        Raises
+        ------
+        ValueError
+            A key is not in 0 to 2**64 - 1.
+        """
+        return self._with(structs.replace(self._settings, without=(*self._settings.without, *keys)))
+
     def with_classes(self, classes: int) -> Reader:
         """Return this reader for labels that are numbers of classes: 0, 1, ..., ``classes`` - 1.
 
@@ -446,6 +467,7 @@ class Reader(ABC):
             "schema": dict(self._schema),
             "batch_size": settings.batch_size,
             "shard": [settings.rank, settings.num_splits],
+            **({"without": list(settings.without)} if settings.without else {}),
             "files": [file_fingerprint(file, headed=i < _MOST_HEADS) for i, file in enumerate(self._files)],
         }
 
@@ -491,28 +513,8 @@ class Reader(ABC):
         A plain file is read from there on; a compressed one and a stream are read from their beginning, skipping
         earlier examples.
         """
-        try:
-            form, files, split, cursor = (position[name] for name in ("format", "files", "shard", "place"))
-            names, sizes = [name for name, _ in files], tuple(size for _, size in files)
-            file, offset, rows, skipped = map(operator.index, cursor)
-            begin = Cursor(file, offset, rows, skipped)
-            order = position.get("order")
-            order = None if order is None else tuple(operator.index(number) for number in order)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{position!r} is not a position: pass what position() returned") from error
-        if form != self._name or names != [file.name for file in self._files]:
-            raise ValueError(
-                f"the position belongs to {form} data of {first_of(names)}, and this reader reads {self._name} "
-                f"data of {self.path}: make the reader of the same files"
-            )
-        if min(begin) < 0 or begin.file >= len(names):
-            raise ValueError(f"the position {list(begin)} is not in {len(names)} files: pass what position() returned")
-        if order is not None and sorted(order) != list(range(len(names))):
-            raise ValueError(f"{list(order)} is not a permutation of {len(names)} files: pass what position() returned")
-        rank, num_splits = split
-        return self._with(
-            structs.replace(self._settings, rank=rank, num_splits=num_splits, begin=begin, sizes=sizes, order=order)
-        )
+        found = place_of(position, self._name, [file.name for file in self._files])
+        return self._with(structs.replace(self._settings, **found))
 
     @property
     def path(self) -> str:

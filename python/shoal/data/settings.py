@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from shoal.base.scalars import make_plain, whole
 from shoal.data.files import File
@@ -32,11 +34,15 @@ class Settings(msgspec.Struct, frozen=True):
     begin: Cursor = BEGINNING
     sizes: tuple[int | None, ...] | None = None  # of the files when the position was taken
     split_sizes: tuple[int | None, ...] | None = None  # of the files when they were split
+    without: tuple[int, ...] = ()  # keys, which are sorted: examples that have any of them are left out
     order: tuple[int, ...] | None = None  # of the files, by their numbers; None: the original order
 
     def __post_init__(self) -> None:
         make_plain(self)
         whole("batch_size", self.batch_size, 1)
+        structs.force_setattr(self, "without", tuple(sorted(set(map(operator.index, self.without)))))
+        if self.without and not 0 <= self.without[0] <= self.without[-1] < 2**64:
+            raise ValueError(f"without is {self.without}: pass keys, whole numbers from 0 to 2**64 - 1")
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
         if self.reader_threads is not None:

@@ -5,6 +5,7 @@
         checkpoint-1f0c9a3e/    a checkpoint of its tables (docs/checkpoint-format.md); model.json names it
         names-1f0c9a3e.names    names of its features, if they were saved; model.json names it too
         tower-1f0c9a3e.pt       dense parameters of a click model in PyTorch, its optimizer and its random numbers
+        kept-000000080000/      a model: this one after 80,000 examples, whose fit keeps its checkpoints
         best-000003/            weights of the best pass of a fit that is not over; `standing` of model.json names the
                                 pass
 
@@ -39,14 +40,16 @@ from shoal.errors import CorruptionError, ShoalError
 from shoal.models.history import History
 from shoal.models.learner import FitState
 from shoal.storage.base import StorageDir, StoragePath
-from shoal.storage.checksummed_json import UNREADABLE
+from shoal.storage.checksummed_json import UNREADABLE, encode_checksummed
 from shoal.storage.open import open_dir
+from shoal.storage.sharing import share_files
 from shoal.storage.transaction import ManifestTransaction, check_replaceable
 from shoal.store.base import Store
 from shoal.store.local import LocalStore, local
 from shoal.table.table import Table
 
 MODEL_FILE = "model.json"
+CERTIFICATE_FILE = "certificate.json"  # of a model that was trained without some examples (shoal.lineage)
 CONFIG_FILE = "config.toml"  # the configuration of the run that has saved the model
 ONNX_TOWER = "tower.onnx"  # an extra of an export: the dense part of a click model as ONNX
 FORMAT = "shoal model"
@@ -79,8 +82,9 @@ _CHECKPOINT = re.compile(r"checkpoint-[0-9a-f]{6,}")
 _NAMES = re.compile(r"names-[0-9a-f]{6,}\.(names|json)")
 _TOWER = re.compile(r"tower-[0-9a-f]{6,}\.pt")
 _BEST = re.compile(r"best-\d{6,}")
+_KEPT = re.compile(r"kept-(\d{12,})")
 _LOOK = re.compile(r"check-[0-9a-f]{16}(-\d+)?-look\.slots")  # of a check of the storage that was killed
-_CONFIG = re.compile(re.escape(CONFIG_FILE))
+_EXTRAS = re.compile(f"{re.escape(CONFIG_FILE)}|{re.escape(CERTIFICATE_FILE)}")
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +164,7 @@ def make_target(where: StoragePath) -> None:
 
 def _is_ours(name: str) -> bool:
     """Return whether model.json may contain this name."""
-    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST, _LOOK, _CONFIG))
+    return any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _NAMES, _TOWER, _BEST, _KEPT, _LOOK, _EXTRAS))
 
 
 def best_folder(pass_number: int) -> str:
@@ -184,7 +188,10 @@ def save(
     best = described.fit_state.best.number if described.fit_state is not None else 0
     kept = best_folder(best) if best else None
     with ManifestTransaction(
-        place, MODEL_FILE, lambda name: _is_ours(name) and name != kept, with_subdirectories=True
+        place,
+        MODEL_FILE,
+        lambda name: _is_ours(name) and name != kept and not _KEPT.fullmatch(name),
+        with_subdirectories=True,
     ) as new:
         named = msgspec.structs.replace(
             described,
@@ -206,6 +213,50 @@ def _write(place: StorageDir, name: str, *parts: bytes | memoryview) -> None:
     with place.create(name) as file:
         for part in parts:
             file.write(part)
+
+
+# ---- kept checkpoints ------------------------------------------------------------------------------------------------
+
+
+def keep(where: StoragePath) -> None:
+    """Keep a model as it is now: as one of its own, in a folder that is named by its examples."""
+    place = open_dir(where)
+    copy(place, place.child(f"kept-{read(place).examples:012}"))
+
+
+def kept(where: StoragePath) -> dict[int, StorageDir]:
+    """Find the kept checkpoints of a model, by the examples they have learned from, the fewest first."""
+    place = open_dir(where)
+    found = (_KEPT.fullmatch(name) for name in place.subdirectories_with(MODEL_FILE))
+    return {examples: place.child(f"kept-{examples:012}") for examples in sorted(int(one[1]) for one in found if one)}
+
+
+def drop_kept(where: StoragePath) -> None:
+    """Remove the kept checkpoints of a model, also those that are not complete."""
+    place = open_dir(where)
+    for name in place.subdirectories():
+        if _KEPT.fullmatch(name):
+            place.child(name).clear()
+
+
+def copy(where: StoragePath, to: StoragePath) -> None:
+    """Copy a model into another directory, which is a model once all is there; on one disk files are shared."""
+    place, target = open_dir(where), open_dir(to)
+    described = read(place)
+    target.clear()
+    share_files(place.child(described.checkpoint), target.child(described.checkpoint))
+    share_files(place, target, [name for name in (described.names, described.tower, CONFIG_FILE) if name is not None])
+    if described.fit_state is not None and described.fit_state.best.number:
+        best = best_folder(described.fit_state.best.number)
+        share_files(place.child(best), target.child(best))
+    target.publish(MODEL_FILE, place.read(MODEL_FILE), before=None)
+
+
+def rewrite(where: StoragePath, described: ModelFile) -> None:
+    """Replace the description of a model, which keeps its files."""
+    place = open_dir(where)
+    body = encode_checksummed(msgspec.json.encode(described))
+    place.publish(MODEL_FILE, body, before=place.version(MODEL_FILE))
 
 
 def read(where: StoragePath) -> ModelFile:

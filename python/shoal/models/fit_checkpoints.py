@@ -54,6 +54,10 @@ class Checkpointing:
         ``"s3://bucket/model"`` and other URLs that fsspec opens are allowed (extra: fsspec).
     every : int, optional
         Batches between two checkpoints, in addition to one after each pass.
+    keep : bool
+        Whether the checkpoints of the fit are kept, the one before its first batch too, as models in ``directory``
+        that are named by the examples they have learned from: ``kept-000000080000``. With them a fit can be made again
+        in parts (`shoal.lineage`). They share what they can with the model's own files, and take the room of one each.
     resume : bool or "appended"
         Resume the fit whose checkpoint is in ``directory``; the result is bit-identical to that of an uninterrupted
         fit. Pass the same data and settings (``epochs`` may be larger). Without a checkpoint a fit begins. "appended"
@@ -71,6 +75,7 @@ class Checkpointing:
 
     directory: StoragePath
     every: int | None = field(default=None, kw_only=True)
+    keep: bool = field(default=False, kw_only=True)
     resume: Resume = field(default=False, kw_only=True)
     overwrite: bool = field(default=False, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(default=None, kw_only=True)
@@ -95,9 +100,11 @@ class FitCheckpointer(FitObserver):
         self.overwrite = checkpointing.overwrite
         self.resume = checkpointing.resume
         self.every = checkpointing.every
+        self.keep = checkpointing.keep
         self._model = model
         self._team: Team | None = None
         self._clocks: Callable[[], int] = lambda: 0
+        self._has_resumed = False
         self._gone, self._held_until = 0, 0.0  # workers, and when checkpoints are written again
 
     def begin(self, team: Team, clocks: Callable[[], int]) -> None:
@@ -105,6 +112,12 @@ class FitCheckpointer(FitObserver):
         self._team, self._clocks = team, clocks
         if team.leads:
             files.make_target(self.directory)  # a fit that ends by an error removes a new one
+
+    def ready(self, fit_state: Callable[[], FitState]) -> None:
+        """Write the checkpoint before the first batch, if checkpoints are kept."""
+        if self.keep and not self._has_resumed and (self._team is None or self._team.leads):
+            files.drop_kept(self.directory)  # of the model that was there
+            self._save(fit_state())
 
     def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint, if one is due."""
@@ -146,6 +159,8 @@ class FitCheckpointer(FitObserver):
             self._model.save(self.directory, overwrite=True, fit_state=fit_state)
         finally:
             record.examples = mine
+        if self.keep:
+            files.keep(self.directory)
 
     def save(self) -> None:
         """Write the model, without the state of a fit, which is over."""
@@ -200,6 +215,7 @@ class FitCheckpointer(FitObserver):
     def restore(self, given: FitInput, described: files.ModelFile) -> FitState:
         """Restore a fit that was looked at, all workers together."""
         directory, reader, model = self.directory, given.reader, self._model
+        self._has_resumed = True
         taken = model.restore(directory, resume=True)
         if described.fit_state is None:
             raise FitFinishedError(f"the fit in {directory} has finished: begin another one in another directory")

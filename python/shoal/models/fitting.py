@@ -31,8 +31,9 @@ def fit(
     progress: bool | float = True,
     checkpoint: Checkpointing | None = None,
     callbacks: OfCallbacks = (),
+    observers: Sequence[FitObserver] = (),
 ) -> None:
-    """Fit models to the same batches; a checkpoint and callbacks are those of the only one."""
+    """Fit models to the same batches; a checkpoint, callbacks and observers are those of the only one."""
     first, plan = models[0], given.plan
     watching = Callbacks(first, callbacks)
     checkpointer = None
@@ -44,7 +45,7 @@ def fit(
             leaving.enter_context(remove_if_failed(checkpointer.directory))
         team = Team(first.store, first.name, first.tolerance)
         run = Progress(models, team, plan, None if checkpointer is None else checkpointer.every)
-        observers: list[FitObserver] = [] if checkpointer is None else [checkpointer]
+        observers = [*observers] if checkpointer is None else [*observers, checkpointer]
         if watching:
             observers.append(watching)
         interrupted = leaving.enter_context(at_boundaries()) if team.may_change else None

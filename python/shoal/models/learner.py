@@ -209,6 +209,12 @@ class FitObserver:
     def fit_ended(self, error: BaseException | None) -> None:
         """React to the end of the fit: the kept weights are restored, or an error has ended it."""
 
+    def ready(self, fit_state: Callable[[], FitState]) -> None:
+        """React to the moment before the first batch, when all that a checkpoint needs is there."""
+
+    def batch_begins(self, batch: Batch) -> None:
+        """React to a batch that is about to be learned from."""
+
     def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
         """React to a batch that was learned from; ``seen`` has the metrics of the pass so far, of each learner."""
 

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from shoal.base.prefetch import prefetch_map
 from shoal.base.scalars import whole
 from shoal.data import Batch
+from shoal.data.batch import take
 from shoal.data.rebatch import joined, rows_of
 from shoal.table.arrays import mix
 
@@ -44,24 +45,6 @@ WORTH_A_THREAD = 16384
 
 _TO_UNIT = 2.0**-64
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds that differ by a little, mixed, differ by a lot
-
-
-def take(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
-    """Return the examples ``rows`` of a batch, in that order, with their features and weights."""
-    begins = batch.indptr[rows]
-    lengths = batch.indptr[rows + 1] - begins  # of these rows only: a shuffle selects few at a time from a large batch
-    indptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(lengths, out=indptr[1:])
-    entries = np.repeat(begins - indptr[:-1], lengths)
-    entries += np.arange(len(entries))
-    return Batch(
-        batch.labels[rows],
-        indptr,
-        batch.keys[entries],
-        None if batch.values is None else batch.values[entries],
-        None if batch.weights is None else batch.weights[rows],
-        None if batch.fields is None else batch.fields[entries],
-    )
 
 
 class Sampling(msgspec.Struct, frozen=True):

@@ -100,6 +100,8 @@ class Training:
     def _passes(self, resumed: FitState | None) -> None:
         plan, run = self._plan, self._run
         self._trainers = [ModelTrainer(model, plan, self._stack, self._best_folder) for model in self._models]
+        for observer in self._observers:
+            observer.ready(self._fit_state)
         while run.header.epoch < plan.epochs:
             learning = [trainer for trainer in self._trainers if not trainer.stopped]
             if not learning:
@@ -255,6 +257,8 @@ class Training:
             try:
                 for batch, prepared in self._until_the_data_fails(ready):
                     run.work.begin_batch(data.index)
+                    for observer in self._observers:
+                        observer.batch_begins(batch)
                     for trainer in trainers:
                         trainer.model.begin_batch(header.epoch, data.number)
                         trainer.learn(batch, prepared)

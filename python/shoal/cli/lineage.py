@@ -1,0 +1,190 @@
+"""``shoal explain``, ``bisect`` and ``forget``: where the weights of a model come from, and what others would be."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from shoal.base.plural import counted
+from shoal.base.settings import Setting
+from shoal.base.streams import escape_text
+from shoal.cli.answers import Answer, warn
+from shoal.cli.options import Command, Output
+from shoal.config import Count, Dir
+
+if TYPE_CHECKING:
+    from shoal.lineage import RowLife, Sighting
+
+_KEPT = "The fit has to have kept its checkpoints (shoal train --keep-checkpoints), and its data to be unchanged."
+
+EXPLAIN_EXAMPLES = f"""\
+examples:
+  $ shoal train lr --data day_*.csv --format csv --label click --output ads --checkpoint-every 1000 --keep-checkpoints
+  $ shoal explain ads ad=a3                # where it was seen, which batches moved its weight
+  $ shoal explain ads ad=a3 user=u17 --steps 20 --json
+
+Parts of the fit in which the features occur are made again. {_KEPT}
+"""
+
+BISECT_EXAMPLES = f"""\
+examples:
+  which batch made the log-loss on a held-out day worse than 0.5?
+  $ shoal bisect --good ads/kept-000000000000 --bad ads --test './is_good.sh {{}}'
+
+The command of --test gets the path of a model in place of {{}}; status 0 says that the model is good. It is run for
+about as many models as the binary logarithm of the number of batches.
+{_KEPT}
+"""
+
+FORGET_EXAMPLES = f"""\
+examples:
+  the model that training without a user's examples gives, and a certificate of it:
+  $ shoal forget ads --where user=u17 --output ads-without
+
+Made again is the part of the fit from the checkpoint before the first such example on. {_KEPT}
+"""
+
+_Place = Annotated[str, "directory of the model", Setting(metavar="MODEL", positional=True)]
+
+
+# ---- explain ---------------------------------------------------------------------------------------------------------
+
+
+class Explain(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    model: _Place
+    features: Annotated[
+        tuple[str, ...],
+        "features: COLUMN=TEXT, a column of numbers, or the number of a key",
+        Setting(metavar="FEATURE", positional=True, several=True),
+    ]
+    steps: Annotated[Count, "how many of the largest steps of each row to list"] = 5
+
+
+def explain(options: Explain) -> Answer:
+    """Find out where rows come from."""
+    from shoal.lineage import explain as explained
+
+    found = explained(options.model, options.features, steps=options.steps)
+    text = "\n\n".join("\n".join(_life(one)) for one in found)
+    return Answer(text, {"model": options.model, "rows": msgspec.to_builtins(found)})
+
+
+def _life(one: RowLife) -> list[str]:
+    seen = counted(sum(its.examples for its in one.files), "example")
+    lines = [
+        f"{escape_text(one.feature)}: key {one.key}, {seen} in {counted(len(one.files), 'file')}",
+        f"    first seen  {_where(one.first)}",
+        f"    last seen   {_where(one.last)}",
+    ]
+    width = max(len(its.file) for its in one.files)
+    lines += [
+        f"    {escape_text(its.file):<{width}}  {counted(its.examples, 'example')}, {its.positives:,} positive"
+        for its in one.files
+    ]
+    lines.append("    weights, by the examples that the model had learned from")
+    lines += [f"    {examples:>15,}  {_weights(weights)}" for examples, weights in one.weights]
+    lines.append("    largest steps")
+    lines += [
+        f"    {step.begin:>15,} to {step.end:,}, pass {step.epoch}: {_weights(step.before)} -> {_weights(step.after)}, "
+        f"{counted(step.examples, 'example')}, {step.positives:,} positive"
+        for step in one.steps
+    ]
+    return lines
+
+
+def _where(one: Sighting) -> str:
+    line = "" if one.line is None else f", line {one.line:,}"
+    return f"{escape_text(one.file)}{line}, example {one.example:,}, label {one.label:g}"
+
+
+def _weights(rows: Mapping[str, Sequence[float]]) -> str:
+    """Write the weights of a row: one number, or the norm of several."""
+    if not rows:
+        return "no row"
+    several = len(rows) > 1
+    return ", ".join(
+        (f"{name} " if several else "")
+        + (f"{row[0]:.6g}" if len(row) == 1 else f"norm {math.hypot(*row):.6g} of {len(row)}")
+        for name, row in rows.items()
+    )
+
+
+# ---- bisect ----------------------------------------------------------------------------------------------------------
+
+
+class Bisect(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    good: Annotated[Dir, "a kept checkpoint that passes the test"]
+    bad: Annotated[Dir, "the model, or a later kept checkpoint, that does not"]
+    test: Annotated[str, "command, with {} for a model; status 0: it is good", Setting(metavar="COMMAND")]
+
+
+def bisect(options: Bisect) -> Answer:
+    """Find the batch that broke a test."""
+    from shoal.lineage import bisect as searched
+
+    if "{}" not in options.test:
+        raise ValueError(f"--test {options.test!r} has no {{}}, which the directory of a model takes the place of")
+
+    def is_good(model: str) -> bool:
+        command = options.test.replace("{}", shlex.quote(model))
+        ended = subprocess.run(command, shell=True, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if ended.returncode in _NOT_RUN:
+            said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise ValueError(f"--test cannot be run, status {ended.returncode}: {escape_text(said)}")
+        return ended.returncode == 0
+
+    found = searched(options.good, options.bad, is_good, say=lambda line: None if options.quiet else warn(line))
+    lines = [f"broken by the batch of examples {found.begin:,} to {found.end:,}, pass {found.epoch}"]
+    lines += [
+        f"    {escape_text(one.file)}" + (f", examples {one.first:,} to {one.last:,}" if one.last else "")
+        for one in found.spans
+    ]
+    return Answer("\n".join(lines), {"bad": options.bad, **msgspec.to_builtins(found)})
+
+
+_NOT_RUN = (126, 127)  # by the shell: it is no program, there is none
+
+
+# ---- forget ----------------------------------------------------------------------------------------------------------
+
+
+class Forget(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    model: _Place
+    where: Annotated[
+        tuple[str, ...], "leave out the examples that have this feature; repeatable", Setting(metavar="FEATURE")
+    ]
+    output: Annotated[Dir, "directory of the model without them; created if it does not exist"]
+    overwrite: Annotated[bool, "replace a model that is there"] = False
+
+
+def forget(options: Forget) -> Answer:
+    """Train a model without some examples, from the checkpoint before the first of them on."""
+    from shoal.lineage import forget as forgotten
+
+    made = forgotten(options.model, options.where, options.output, overwrite=options.overwrite)
+    lines = [
+        f"left out      {counted(made.examples_left_out, 'example')} in each pass",
+        f"made again    {100 * made.share_made_again:.3g} % of the fit, from {made.made_again_from:,} examples on",
+        f"model         {options.output}",
+        f"certificate   {options.output}/certificate.json",
+        f"to check      {made.to_check}",
+    ]
+    return Answer("\n".join(lines), {"output": options.output, **msgspec.to_builtins(made)})
+
+
+COMMANDS = (
+    Command("explain", "Show where the weights of features come from.", EXPLAIN_EXAMPLES, Explain, explain),
+    Command("bisect", "Find the batch whose training broke a test.", BISECT_EXAMPLES, Bisect, bisect),
+    Command("forget", "Train a model without some examples, with a certificate.", FORGET_EXAMPLES, Forget, forget),
+)

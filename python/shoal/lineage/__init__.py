@@ -1,0 +1,19 @@
+"""Lineage: where the weights of a model come from, by making parts of its fit again.
+
+A fit is a function of its data, its settings and the checkpoint that it begins with: made again from there it gives the
+same bits. So a fit that keeps its checkpoints (``--keep-checkpoints``, `shoal.models.Checkpointing`) can be asked later
+what it did, and pays nothing for it while it trains.
+
+    past.py      the fit of a saved model: its data, its batches, its kept checkpoints, parts of it made again
+    explain.py   the life of a row: where it was seen, and which batches moved it
+    bisect.py    the batch whose training broke a test
+    forget.py    the model that training without some examples gives, with a certificate
+
+The data of the fit has to be where it was, unchanged, and the fit one of one worker, with any number of threads.
+"""
+
+from shoal.lineage.bisect import Culprit, Span, bisect
+from shoal.lineage.explain import FileCount, RowLife, Sighting, Step, explain
+from shoal.lineage.forget import Certificate, forget
+
+__all__ = ["Certificate", "Culprit", "FileCount", "RowLife", "Sighting", "Span", "Step", "bisect", "explain", "forget"]

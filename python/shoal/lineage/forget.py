@@ -1,0 +1,195 @@
+"""The model that training without some examples gives: the part of the fit from the first of them on, made again.
+
+    kept checkpoints      |-------|-------|-------|-------|
+    examples to forget                  x       x
+    made again                    [=======================]   without them, from the checkpoint before the first
+
+Threads: the caller's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import Batch, Reader
+from shoal.data.batch import rows_with
+from shoal.data.files import files_of
+from shoal.lineage.past import Past
+from shoal.models import files
+from shoal.storage.base import StoragePath
+from shoal.storage.open import open_dir
+from shoal.tools.load import load
+
+_PIECE = 1 << 22
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What was forgotten, from which data by which settings, and what a third party gets who does the same.
+
+    Attributes
+    ----------
+    features : list of str
+        Examples with any of them are left out.
+    examples_left_out : int
+        In each pass.
+    first : int
+        Examples that the model had learned from before the first of them.
+    made_again_from : int
+        Examples of the kept checkpoint from which the fit was made again.
+    share_made_again : float
+        Of all examples that the fit had learned from.
+    data : list of dict
+        Each file's name, size in bytes and SHA-256.
+    settings : str
+        SHA-256 of the model's kind, its tables' settings, the format and schema of the data and the plan of the fit.
+    rows_before, rows_after : dict
+        By table, `shoal.Table.digest` of the model and of the one without these examples.
+    to_check : str
+        A command that trains the same model from the beginning, without these examples; the digests of its tables are
+        ``rows_after``.
+    """
+
+    features: list[str]
+    examples_left_out: int
+    first: int
+    made_again_from: int
+    share_made_again: float
+    data: list[dict[str, Any]]
+    settings: str
+    rows_before: dict[str, str]
+    rows_after: dict[str, str]
+    to_check: str
+
+
+def forget(model: StoragePath, features: Sequence[str], output: StoragePath, *, overwrite: bool = False) -> Certificate:
+    """Write the model that training without some examples gives, and a certificate of it.
+
+    Parameters
+    ----------
+    model : path
+        A model whose fit kept its checkpoints.
+    features : sequence of str
+        Examples with any of them are left out: ``["user=u17"]``.
+    output : path
+        The directory of the new model, which also keeps its checkpoints, and has ``certificate.json``.
+    overwrite : bool
+        Whether to replace a model that is there.
+
+    Returns
+    -------
+    Certificate
+
+    Raises
+    ------
+    ValueError
+        The model has no kept checkpoints, its data has changed, no example has any of the features, or ``output`` is
+        the model itself or holds anything but a model.
+
+    Notes
+    -----
+    Blocks for a pass over the data and the share of the fit that is made again. The bits of the new model are those of
+    a fit of the same data by a reader `shoal.data.Reader.without` these features, from its beginning on.
+    """
+    past, place = Past(model), open_dir(output)
+    if place.is_same(past.directory):
+        raise ValueError(
+            f"{place} is the model itself: choose another directory, and replace the model when it is good"
+        )
+    files.check_target(place, overwrite=overwrite)
+    keys = [past.key_in_data(name) for name in features]
+    first, count = _first(past, np.array(keys, np.uint64))
+    if first is None:
+        raise ValueError(f"no example of {past.data.path} has {' or '.join(map(repr, features))}: nothing is forgotten")
+    begin = past.checkpoint_before(first)
+    files.drop_kept(place)
+    data = past.data.without(keys)
+    with past.made_again(past.kept[begin], data=data, to=place, keep=True) as made:
+        after, settings = {table.name: table.digest() for table in made.tables}, _settings(past, made)
+    for examples, one in past.kept.items():
+        if examples <= begin:
+            files.copy(one, place.child(f"kept-{examples:012}"))
+    with load(past.directory) as before:
+        rows = {table.name: table.digest() for table in before.tables}
+    certificate = Certificate(
+        features=list(features),
+        examples_left_out=count,
+        first=first,
+        made_again_from=begin,
+        share_made_again=1 - begin / past.described.examples,
+        data=[_digest(past.data, number) for number in range(len(past.data.paths))],
+        settings=settings,
+        rows_before=rows,
+        rows_after=after,
+        to_check=_command(past, features),
+    )
+    text = msgspec.json.format(msgspec.json.encode(certificate), indent=2)
+    place.publish(files.CERTIFICATE_FILE, text, before=place.version(files.CERTIFICATE_FILE))
+    return certificate
+
+
+def _first(past: Past, keys: npt.NDArray[np.uint64]) -> tuple[int | None, int]:
+    """Find how many examples were learned from before the first batch that would differ; and count what is left out."""
+    count = sum(len(rows_with(batch, keys)) for batch in past.data)
+    if not count:
+        return None, 0
+    others = past.batches(past.data.without(keys.tolist()))
+    with closing(others):
+        for place, batch in past.batches():
+            other = next(others, None)
+            if other is None or not _is_same(batch, other[1]):
+                return place.begin, count
+    return past.described.examples, count  # all are behind the last example that was learned from
+
+
+def _is_same(one: Batch, other: Batch) -> bool:
+    """Whether two batches have the same examples, which one lacks only if it has fewer, or weighs them otherwise."""
+    return (
+        np.array_equal(one.indptr, other.indptr)
+        and np.array_equal(one.keys, other.keys)
+        and np.array_equal(one.labels, other.labels)
+        and (one.weights is None) == (other.weights is None)
+        and (one.weights is None or other.weights is None or np.array_equal(one.weights, other.weights))
+    )
+
+
+def _digest(data: Reader, number: int) -> dict[str, Any]:
+    """Describe a file by its whole contents."""
+    name, digest, size = data.paths[number], hashlib.sha256(), 0
+    with files_of(name)[0].open() as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            size += len(piece)
+    return {"name": name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _settings(past: Past, made: Any) -> str:
+    """Digest all that the rows depend on besides the data."""
+    described = past.described
+    known = (
+        described.model,
+        [(table.name, table.dim, str(table.spec)) for table in made.tables],
+        described.format,
+        described.schema,
+        described.click,
+        past.fit.plan,
+        past.fit.batch_size,
+    )
+    return hashlib.sha256(msgspec.json.encode(known, enc_hook=str)).hexdigest()
+
+
+def _command(past: Past, features: Sequence[str]) -> str:
+    """Return what trains the same model from its beginning."""
+    if past.directory.version(files.CONFIG_FILE) is None:
+        return f"fit the same model to a reader.without([...]) of {', '.join(features)}, and compare Table.digest()"
+    kind = {files.CLICK: "ctr", files.FACTORIZATION: "fm"}.get(past.described.model, "lr")
+    config = past.directory.address(files.CONFIG_FILE)
+    left_out = [word for feature in features for word in ("--without", feature)]
+    return shlex.join(["shoal", "train", kind, "--config", config, *left_out, "--output", "CHECK"])
