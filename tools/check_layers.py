@@ -111,6 +111,8 @@ READER_HEADERS = "text"
 LAZY = {
     "backports",
     "fsspec",
+    "google",
+    "grpc",
     "matplotlib",
     "mlflow",
     "onnx",
@@ -140,7 +142,7 @@ FOR_ITS_OWN = {
     "cluster.launch": {"zmq"},
     "ray": {"pyarrow", "ray", "starlette", "zmq"},
     "torch": {"torch"},
-    "serve": {"prometheus_client"},
+    "serve": {"google", "grpc", "prometheus_client"},
 }
 
 # C++ patterns that only one place may contain.

@@ -42,6 +42,7 @@ SELF_CONTAINED = {"README.md", "docs/quick-start.md"}
 EXTRAS = {
     "arrow": ["pyarrow"],
     "fsspec": ["fsspec", "s3fs"],
+    "grpc": ["grpc"],
     "mlflow": ["mlflow"],
     "onnx": ["onnx", "onnxruntime", "onnxscript"],
     "otel": ["opentelemetry"],

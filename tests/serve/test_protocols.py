@@ -10,31 +10,16 @@ import numpy as np
 import pytest
 
 import shoal
-from serving import ask, exported, instances, running, sparse_data, trained
+from serving import ROWS, ask, exported, exported_columns, instances, running, sparse_data, trained
 from shoal import models
 from shoal.serve import ServedVersions
-
-ROWS = [
-    {"site": "a.com", "price": 0.5, "tags": ["x", "y"]},
-    {"site": "b.com", "price": 2, "tags": []},
-    {"site": "c.com", "price": -1.25, "tags": ["z"]},
-]
 
 
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory):
     """Export a model of named columns, served as ctr: the port, and the probabilities of `ROWS`."""
     folder = tmp_path_factory.mktemp("columns")
-    lines = ["click,site,price,tags"]
-    lines += [f"{i % 3 % 2},{'abc'[i % 3]}.com,{i % 7 / 2},{'x|y' if i % 2 else 'z'}" for i in range(120)]
-    (folder / "d.csv").write_text("\n".join([*lines, ""]))
-    with shoal.LogisticRegression() as model:
-        reader = shoal.read_csv(
-            folder / "d.csv", label="click", categorical=["site"], numeric=["price"], lists={"tags": "tags"}
-        )
-        model.fit(reader, progress=False)
-        model.save(folder / "m")
-    with ServedVersions(exported(folder / "m", folder / "e")) as one, running({"ctr": one}) as (port, _):
+    with ServedVersions(exported_columns(folder)) as one, running({"ctr": one}) as (port, _):
         status, body, _ = ask(port, "POST", "/models/ctr/predict", json.dumps({"instances": ROWS}))
         assert status == 200
         yield port, json.loads(body)["probabilities"]

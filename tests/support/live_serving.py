@@ -13,7 +13,7 @@ from shoal.serve import serve
 def serving(live):
     ports, started, ended = [], threading.Event(), threading.Event()
 
-    def ready(host, number):
+    def ready(host, number, grpc_number):
         ports.append(number)
         started.set()
 

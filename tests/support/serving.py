@@ -13,6 +13,12 @@ import shoal
 from shoal import cli
 from shoal.serve import ServedModel, ServedVersions, serve
 
+ROWS = [
+    {"site": "a.com", "price": 0.5, "tags": ["x", "y"]},
+    {"site": "b.com", "price": 2, "tags": []},
+    {"site": "c.com", "price": -1.25, "tags": ["z"]},
+]
+
 
 def sparse_data(rng, n=400):
     lengths = rng.integers(0, 6, n)
@@ -30,13 +36,13 @@ def instances(batch, values=True):
 
 @contextlib.contextmanager
 def running(directory, **how):
-    """Serve a directory, versions, or served models by name, in a thread: the port, and what is served."""
+    """Serve a directory, versions, or served models by name, in a thread: the port, or ports, and what is served."""
     is_open = isinstance(directory, dict | ServedVersions)
     with contextlib.nullcontext(directory) if is_open else ServedModel(directory) as served:
-        port, started, ended = [], threading.Event(), threading.Event()
+        ports, started, ended = [], threading.Event(), threading.Event()
 
-        def ready(host, number):
-            port.append(number)
+        def ready(host, number, grpc_number):
+            ports.extend([number] if grpc_number is None else [number, grpc_number])
             started.set()
 
         def run():
@@ -46,7 +52,7 @@ def running(directory, **how):
         thread.start()
         assert started.wait(120)
         try:
-            yield port[0], served
+            yield ports[0] if len(ports) == 1 else ports, served
         finally:
             ended.set()
             thread.join()
@@ -79,3 +85,17 @@ def trained(folder, kind=shoal.LogisticRegression, seed=1, **how):
 def exported(model, folder, *more):
     assert cli.main(["export", str(model), "--output", str(folder), "--quiet", *map(str, more)]) == 0
     return folder
+
+
+def exported_columns(folder):
+    """Export a model of the columns of ROWS."""
+    lines = ["click,site,price,tags"]
+    lines += [f"{i % 3 % 2},{'abc'[i % 3]}.com,{i % 7 / 2},{'x|y' if i % 2 else 'z'}" for i in range(120)]
+    (folder / "d.csv").write_text("\n".join([*lines, ""]))
+    with shoal.LogisticRegression() as model:
+        reader = shoal.read_csv(
+            folder / "d.csv", label="click", categorical=["site"], numeric=["price"], lists={"tags": "tags"}
+        )
+        model.fit(reader, progress=False)
+        model.save(folder / "m")
+    return exported(folder / "m", folder / "e")

@@ -1,4 +1,4 @@
-"""``shoal serve``: serve predictions of an exported model over HTTP."""
+"""``shoal serve``: serve predictions of an exported model over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -83,6 +83,11 @@ class Serve(Output, frozen=True, kw_only=True):
     ] = ()
     host: Annotated[str, "address to listen on", Setting(metavar="HOST")] = "127.0.0.1"
     port: Annotated[int, "port to listen on; 0: any free port", Setting(ge=0, le=65535, metavar="PORT")] = 8080
+    grpc_port: Annotated[
+        int | None,
+        "answer the Open Inference Protocol over gRPC at this port, too; 0: any free port (default: HTTP alone)",
+        Setting(ge=0, le=65535, metavar="PORT"),
+    ] = None
     watch: Annotated[
         Seconds | None,
         "check for a newer version at this interval; for a click model of a cluster: read its dense part again (there "
@@ -287,7 +292,7 @@ def serve(options: Serve) -> Answer:
             if options.watch is not None:
                 one.watch(options.watch)
 
-        def ready(host: str, port: int) -> None:
+        def ready(host: str, port: int, grpc_port: int | None) -> None:
             if options.quiet:
                 return
             at = f"http://{host}:{port}"
@@ -299,12 +304,15 @@ def serve(options: Serve) -> Answer:
                 for name, some in served.items():
                     which = ", ".join(str(model.version) for model in some.models)
                     warn(f"{name}: version {which}, {some.now.kind}, at {at}/models/{name}", logging.INFO)
+            if grpc_port is not None:
+                warn(f"gRPC at {host}:{grpc_port}", logging.INFO)
 
         with naming(f"{options.host}:{options.port}"):
             run(
                 served,
                 host=options.host,
                 port=options.port,
+                grpc_port=options.grpc_port,
                 reuse_port=options.reuse_port,
                 limits=limits,
                 hosts=options.allow_host,
@@ -317,5 +325,5 @@ def serve(options: Serve) -> Answer:
 
 
 COMMANDS = (
-    Command("serve", "Serve predictions of an exported model over HTTP.", EXAMPLES, Serve, serve, role="serve"),
+    Command("serve", "Serve predictions of an exported model over HTTP and gRPC.", EXAMPLES, Serve, serve, role="serve"),
 )

@@ -1,4 +1,4 @@
-"""The prediction server: an exported model behind HTTP. ``docs/serving.md`` defines its answers.
+"""The prediction server: an exported model behind HTTP and gRPC. ``docs/serving.md`` defines its answers.
 
     store.py         a store that reads an export, so that models predict from it as they do from any other
     reloadable.py    what is served until something newer replaces it
@@ -13,8 +13,10 @@
     app.py           the routes, and what answers them
     server.py        the server
     asgi.py          the same as an application of ASGI
+    open_inference.py  messages of gRPC to requests, and back
+    grpc_server.py   the same routes over gRPC
 
-Needs PyTorch for click models, and pyarrow for Arrow bodies (extra: serve).
+Needs PyTorch for click models, pyarrow for Arrow bodies (extra: serve), and grpcio for gRPC (extra: grpc).
 """
 
 from shoal.serve.asgi import make_app

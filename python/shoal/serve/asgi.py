@@ -7,8 +7,9 @@ a live model, which wait for servers, in more. Whatever changes what is served h
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from prometheus_client import Counter, Histogram
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     Scope = Mapping[str, Any]
     Receive = Callable[[], Awaitable[Mapping[str, Any]]]
     Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SMALL = 8 << 10  # bytes; a smaller body is predicted in the event loop
 LIVE_THREADS = 32
@@ -66,14 +70,28 @@ def make_app(
     return Application(handler)
 
 
+class Dispatcher:
+    """Where a prediction is computed: in the event loop, or in a thread."""
+
+    def __init__(self, *, is_live: bool) -> None:
+        self._small = -1 if is_live else _SMALL  # one that waits for servers holds up no other one
+        # More threads that compute would slow down the event loop.
+        self._large = asyncio.Semaphore(LIVE_THREADS if is_live else cores())
+
+    async def run(self, size: float, answer: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """Call a function for a body of so many bytes."""
+        if size <= self._small:
+            return answer(*given, **named)
+        async with self._large:
+            return await asyncio.to_thread(answer, *given, **named)
+
+
 class Application:
     """A Handler behind ASGI."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._small = -1 if handler.is_live else _SMALL  # one that waits for servers holds up no other one
-        # More threads that compute would slow down the event loop.
-        self._large = asyncio.Semaphore(LIVE_THREADS if handler.is_live else cores())
+        self._dispatcher = Dispatcher(is_live=handler.is_live)
         more: dict[str, Any] = {"registry": handler.registry}
         self._requests = Counter("shoal_serve_requests", "Prediction requests, by status", ["code"], **more)
         self._seconds = Histogram(
@@ -122,10 +140,10 @@ class Application:
                 return response
             began = time.perf_counter()
             request = Request(scope["method"], path, headers, body, account)
-            if is_prediction and (len(body) > self._small or _is_arrow(headers)):
-                async with self._large:
-                    response = await asyncio.to_thread(self._handler.answer, request)
-            elif is_prediction or scope["method"] in ("GET", "HEAD"):
+            if is_prediction:
+                size = math.inf if _is_arrow(headers) else len(body)
+                response = await self._dispatcher.run(size, self._handler.answer, request)
+            elif scope["method"] in ("GET", "HEAD"):
                 response = self._handler.answer(request)
             else:
                 response = await asyncio.to_thread(self._handler.answer, request)

@@ -4,6 +4,7 @@
     "predictions"              a thread for each core; of a live model, whose predictions wait for servers, more
     "reads"                    one thread: what it answers takes no time, and no prediction holds it up
     "changes"                  one thread: a reload may take minutes
+    "grpc"                     if there is a port for it: `shoal.serve.grpc_server`
 
 Requests that arrive too slowly, are too large or too many never reach Python. The main thread waits for signals, and
 logs what the engine has counted.
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from shoal.serve.app import Served
+    from shoal.serve.grpc_server import GrpcServer
     from shoal.serve.versions import ServedVersions
 
 _log = logging.getLogger(__name__)
@@ -147,15 +149,27 @@ def _signals(ended: threading.Event, hurry: threading.Event) -> Iterator[None]:
             signal.raise_signal(caught[0])
 
 
-def _stop(native: _core.HttpServer, seconds: float, hurry: threading.Event) -> None:
+def _stop(native: _core.HttpServer, rpc: GrpcServer | None, seconds: float, hurry: threading.Event) -> None:
     """Complete the requests in progress, until the time is over or the event is set."""
     stopping = threading.Thread(target=native.stop, args=(seconds,), name="shoal-serve-stop")
     stopping.start()
-    while stopping.is_alive():
+    calls = None if rpc is None else rpc.stop(seconds)
+    while stopping.is_alive() or (calls is not None and not calls.done()):
         stopping.join(0.1)
         if hurry.is_set():
             native.stop(0.0)
+            calls = None
     stopping.join()
+    if rpc is not None:
+        rpc.close()
+
+
+def _start_grpc(handler: Handler, host: str, port: int, reuse_port: bool) -> GrpcServer:
+    try:
+        from shoal.serve.grpc_server import GrpcServer
+    except ImportError as error:
+        raise ImportError("gRPC requires grpcio and protobuf: pip install 'shoal[grpc]'") from error
+    return GrpcServer(handler, host=host, port=port, reuse_port=reuse_port)
 
 
 def serve(
@@ -163,11 +177,12 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
+    grpc_port: int | None = None,
     reuse_port: bool = False,
     limits: Limits | None = None,
     hosts: Collection[str] = (),
     refuse_unknown_columns: bool = False,
-    ready: Callable[[str, int], object] | None = None,
+    ready: Callable[[str, int, int | None], object] | None = None,
     until: threading.Event | None = None,
 ) -> None:
     """Answer requests until Ctrl-C or SIGTERM; pending requests are completed first.
@@ -178,6 +193,8 @@ def serve(
         As for `make_app`.
     host, port
         Where to listen; port 0 is any that is free.
+    grpc_port : int, optional
+        Where the Open Inference Protocol is answered over gRPC, too. Needs the extra ``grpc``.
     reuse_port : bool
         Whether several processes may listen on this port: the system distributes connections among them. They share the
         pages of the files.
@@ -189,7 +206,7 @@ def serve(
     refuse_unknown_columns : bool
         As for `make_app`.
     ready : callable, optional
-        Called with host and port once connections are accepted.
+        Called with host, port and port of gRPC once connections are accepted.
     until : threading.Event, optional
         Ends the server, as a signal does, when it is set.
 
@@ -197,6 +214,8 @@ def serve(
     ------
     OSError
         The address is in use, or is not an address of this machine.
+    ImportError
+        The extra ``grpc`` is missing.
     """
     limits, ended, hurry = limits or Limits(), until or threading.Event(), threading.Event()
     handler = Handler(served, limits=limits, hosts=(*hosts, host), refuse_unknown_columns=refuse_unknown_columns)
@@ -214,6 +233,7 @@ def serve(
     handler.registry.register(_Figures(native))
     handler.when_changed(lambda: native.set_fast(handler.native()))
     native.set_fast(handler.native())
+    rpc = None if grpc_port is None else _start_grpc(handler, host, grpc_port, reuse_port)
     lanes = ["predictions"] * (LIVE_THREADS if handler.is_live else cores()) + ["reads", "changes"]
     threads = [
         threading.Thread(target=_work, args=(native, handler, lane), name=f"shoal-serve-{lane}") for lane in lanes
@@ -224,11 +244,11 @@ def serve(
             for thread in threads:
                 thread.start()
             if ready is not None:
-                ready(host, native.port)
+                ready(host, native.port, None if rpc is None else rpc.port)
             while not ended.wait(_LOOK_SECONDS):
                 notices.look(native)
         finally:
-            _stop(native, limits.request_seconds, hurry)
+            _stop(native, rpc, limits.request_seconds, hurry)
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()
