@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import pytest
 import shoal
 from cluster_fakes import TIMEOUT, HeldPort
 from manifests import KUBERNETES, ROOT, Pods, check, documents, give_keys, pods
+from serving import ask, exported, trained
 from shoal.cli import main, parser
 from shoal.cluster.launch.child import ChildProcess, end_all
 from shoal.cluster.protocol.curve import Keys, make_keys
@@ -40,7 +42,14 @@ def test_every_object_has_its_schema(directory):
 
 def test_the_schemas_refuse_a_field_that_they_do_not_know():
     errors = tuple(pytest.importorskip(name).ValidationError for name in ("jsonschema", "kubernetes_validate"))
-    for directory, kind in [("job", "StatefulSet"), ("job", "Job"), ("jobset", "JobSet"), ("volcano", "Job")]:
+    for directory, kind in [
+        ("job", "StatefulSet"),
+        ("job", "Job"),
+        ("jobset", "JobSet"),
+        ("volcano", "Job"),
+        ("kserve", "ServingRuntime"),
+        ("kserve", "InferenceService"),
+    ]:
         (document, *_) = (one for one in documents(directory) if one["kind"] == kind)
         document["spec"]["replica"] = 1
         with pytest.raises(errors):
@@ -159,6 +168,38 @@ def test_the_image_runs_as_the_user_of_the_pods_and_copies_what_it_needs():
     copied = {name for line in re.findall(r"^COPY (?!--)(.*)$", lines, re.MULTILINE) for name in line.split()[:-1]}
     assert copied == set(kept)
     assert all((ROOT / name).exists() for name in kept)
+
+
+@pytest.mark.slow
+def test_the_runtime_of_kserve_serves_an_export_at_the_paths_of_its_probes(tmp_path):
+    (runtime,) = (one for one in documents("kserve") if one["kind"] == "ServingRuntime")
+    (service,) = (one for one in documents("kserve") if one["kind"] == "InferenceService")
+    model, (container,) = service["spec"]["predictor"]["model"], runtime["spec"]["containers"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["modelFormat"]["name"] in [one["name"] for one in runtime["spec"]["supportedModelFormats"]]
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    assert container["name"] == "kserve-container"  # KServe mounts the export into this one
+    (port,) = container["ports"]
+    assert f"--port={port['containerPort']}" in container["args"]
+    export = exported(trained(tmp_path / "m"), tmp_path / "e")
+    with HeldPort() as held:
+        here = {"{{.Name}}": service["metadata"]["name"], "/mnt/models": str(export)}
+        here |= {f"--port={port['containerPort']}": f"--port={held.port}", "0.0.0.0": "127.0.0.1"}
+        words = container["args"]
+        for there, local in here.items():
+            assert any(there in word for word in words)
+            words = [word.replace(there, local) for word in words]
+        child = ChildProcess("serve", [sys.executable, "-m", "shoal", *words], {}, lambda *_: None)
+        try:
+            end = time.monotonic() + TIMEOUT
+            while "at http" not in child.last_output():
+                assert time.monotonic() < end, child.last_output()
+                time.sleep(0.05)
+            for probe in ("readinessProbe", "livenessProbe"):
+                assert ask(held.port, "GET", container[probe]["httpGet"]["path"])[0] == 200
+            assert ask(held.port, "POST", "/v1/models/ctr:predict", b'{"instances": [{"keys": [1]}]}')[0] == 200
+        finally:
+            end_all([child], 0.0)
 
 
 # --- a run of the commands ----------------------------------------------------------------------------------------

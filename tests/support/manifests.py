@@ -1,8 +1,8 @@
 """The manifests of deploy/kubernetes: read, checked against schemas, and their containers as local commands.
 
-The schemas of Kubernetes' own kinds are those that are published (kubernetes-validate). Those of JobSet, KubeRay and
-Volcano are here, of the fields that the manifests use; what these take over from Kubernetes, such as templates of pods
-and jobs, is checked against Kubernetes' schema.
+The schemas of Kubernetes' own kinds are those that are published (kubernetes-validate). Those of JobSet, KServe,
+KubeRay and Volcano are here, of the fields that the manifests use; what these take over from Kubernetes, such as
+templates of pods and jobs, is checked against Kubernetes' schema.
 """
 
 from __future__ import annotations
@@ -180,7 +180,47 @@ RAYJOB = custom(
         ),
     ),
 )
-CUSTOM = {"JobSet": JOBSET, "RayJob": RAYJOB, "batch.volcano.sh/v1alpha1": VOLCANO}
+
+SERVING_RUNTIME = custom(
+    "serving.kserve.io/v1alpha1",
+    "ServingRuntime",
+    record(
+        "containers supportedModelFormats",
+        annotations={"type": "object", "additionalProperties": TEXT},
+        supportedModelFormats=array(
+            record("name", name=TEXT, version=TEXT, autoSelect={"type": "boolean"}, priority=COUNT), minItems=1
+        ),
+        protocolVersions={"type": "array", "items": one_of("v1 v2 grpc-v1 grpc-v2"), "minItems": 1},
+        containers=ANY,
+        volumes=ANY,
+    ),
+)
+INFERENCE_SERVICE = custom(
+    "serving.kserve.io/v1beta1",
+    "InferenceService",
+    record(
+        "predictor",
+        predictor=record(
+            "model",
+            minReplicas=COUNT,
+            maxReplicas=COUNT,
+            model=record(
+                "modelFormat storageUri",
+                modelFormat=record("name", name=TEXT, version=TEXT),
+                protocolVersion=one_of("v1 v2 grpc-v1 grpc-v2"),
+                runtime=TEXT,
+                storageUri={"type": "string", "pattern": "^(s3|gs|https|pvc|hf)://"},
+            ),
+        ),
+    ),
+)
+CUSTOM = {
+    "InferenceService": INFERENCE_SERVICE,
+    "JobSet": JOBSET,
+    "RayJob": RAYJOB,
+    "ServingRuntime": SERVING_RUNTIME,
+    "batch.volcano.sh/v1alpha1": VOLCANO,
+}
 
 
 def as_kubernetes(document: Document) -> Iterator[Document]:
@@ -199,7 +239,9 @@ def as_kubernetes(document: Document) -> Iterator[Document]:
     elif document["kind"] == "RayJob":
         cluster = spec["rayClusterSpec"]
         yield from (template(group["template"]) for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]])
-    else:
+    elif document["kind"] == "ServingRuntime":
+        yield template({"spec": {"containers": spec["containers"]}})
+    elif document["kind"] != "InferenceService":
         yield document
 
 
