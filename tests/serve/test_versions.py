@@ -441,7 +441,7 @@ def test_the_command_serves_models_by_name(made, monkeypatch, capsys):
     found = {}
 
     def serve(served, *, ready, **how):
-        ready("127.0.0.1", 8080)
+        ready("127.0.0.1", 8080, None)
         found.update({name: (versions_of(one), one.settings) for name, one in served.items()})
 
     monkeypatch.setattr(shoal.serve, "serve", serve)
