@@ -2,12 +2,18 @@
 
     python bench/bench_serve.py                       # needs wrk (apt-get install wrk)
     python bench/bench_serve.py --examples 1 32 256 --connections 1 4 --seconds 5
+    python bench/bench_serve.py --rates 22000         # needs h2load (apt-get install nghttp2-client)
+    python bench/bench_serve.py --grpc                # needs h2load, and shoal[grpc]
 
 A logistic regression of a million keys is exported in float16 and served by a separate process (`shoal serve`) on one
 core; wrk sends requests of so many examples with 39 keys each from another one. A row is measured at full load, and at
 about half of it: then more connections wait a millisecond after each answer. The kernel is the same prediction of the
 same batches without HTTP and JSON, in this process. An answer of each kind is checked; any that is not 200, and any
 error of a connection, fails the benchmark.
+
+With --rates h2load sends requests of one example at these rates, each of 64 connections at its share of them; a request
+that is late because the one before it took long counts from the time at which it was sent. With --grpc it sends calls
+of one example over gRPC, each once the last one is answered.
 """
 
 import argparse
@@ -82,6 +88,17 @@ def body_of(batch: shoal.Batch) -> bytes:
     return json.dumps({"instances": [{"keys": row} for row in rows]}).encode()
 
 
+def grpc_message(batch: shoal.Batch) -> bytes:
+    """Encode a call of one example, with the five bytes that gRPC puts before a message."""
+    from shoal.serve.open_inference import MESSAGES
+
+    tensor = MESSAGES["Tensor"](name="keys", datatype="UINT64", shape=[1, FEATURES]).SerializeToString()
+    raw = batch.keys.tobytes()
+    request = MESSAGES["ModelInferRequest"](model_name="default", inputs=[tensor], raw_input_contents=[raw])
+    message: bytes = request.SerializeToString()
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
 class Load(NamedTuple):
     """What wrk has measured."""
 
@@ -110,6 +127,45 @@ def measured(running: subprocess.Popen[str]) -> Load:
     return Load(int(count), count / spent * 1e6, p50 / 1e3, p99 / 1e3, longest / 1e3, int(failed))
 
 
+def h2load(url: str, folder: Path, body: bytes, how: list[str], seconds: float, core: int) -> Load:
+    """Measure requests of one body."""
+    (folder / "body").write_bytes(body)
+    log = folder / "log"
+    log.unlink(missing_ok=True)
+    command = ["taskset", "-c", str(core), "h2load", "-t", "1", "-D", f"{seconds:g}", "-d", str(folder / "body")]
+    subprocess.run([*command, f"--log-file={log}", *how, url], check=True, stdout=subprocess.DEVNULL)
+    begins, statuses, microseconds = np.loadtxt(log, np.int64, delimiter="\t", unpack=True)
+    spent = (begins + microseconds).max() - begins.min()
+    p50, p99 = np.percentile(microseconds, [50, 99]) / 1e3
+    failed = np.count_nonzero(statuses != 200)
+    return Load(len(begins), len(begins) / spent * 1e6, p50, p99, microseconds.max() / 1e3, failed)
+
+
+def measure_one_example(port: int, grpc_port: int | None, folder: Path, options: argparse.Namespace, core: int) -> None:
+    """Measure requests of one example, at rates or over gRPC, and print a Markdown table."""
+    (batch,) = requests(1, 1, options.keys)
+    rows: list[tuple[str, str, bytes, list[str]]] = []
+    for rate in options.rates:
+        paced = ["--h1", "-c", "64", f"--rps={rate / 64:g}", "-H", "content-type: application/json"]
+        rows.append((f"HTTP, {rate} a second", f"http://127.0.0.1:{port}/predict", body_of(batch), paced))
+    if grpc_port is not None:
+        url = f"http://127.0.0.1:{grpc_port}/inference.GRPCInferenceService/ModelInfer"
+        calls = ["-c", "4", "-H", "content-type: application/grpc"]
+        rows.append(("gRPC, 4 connections", url, grpc_message(batch), calls))
+    print("| requests | requests/s | p50 ms | p99 ms | longest ms |")
+    print("|" + "---|" * 5)
+    for name, url, body, how in rows:
+        found = [h2load(url, folder, body, how, options.seconds, core) for _ in range(options.rounds)]
+        check(all(one.failed == 0 for one in found), "a request failed")
+        cells = [spread([getattr(one, of) for one in found], 2) for of in ("rate", "p50", "p99", "longest")]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/metrics")
+    counted = connection.getresponse().read().decode()
+    connection.close()
+    check(not re.search(r'^shoal_serve_grpc_requests_total\{code="(?!OK)', counted, re.MULTILINE), "a call failed")
+
+
 def write_script(folder: Path, bodies: list[bytes], *, paced: bool = False) -> Path:
     """Write what wrk runs: the bodies, one after the other."""
     (folder / "bodies").write_bytes(b"\n".join(bodies) + b"\n")
@@ -126,12 +182,15 @@ def main() -> None:
     parser.add_argument("--connections", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=1, help="measure each row so often: median (range)")
+    parser.add_argument("--rates", nargs="+", type=int, default=[], help="requests a second of one example")
+    parser.add_argument("--grpc", action="store_true")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         serving = train(folder, options.keys)
         command = ["taskset", "-c", str(cores[0]), sys.executable, "-m", "shoal", "serve", str(serving), "--port", "0"]
+        command += ["--grpc-port", "0"] * options.grpc
         with (
             shoal.export.open(serving, threads=1) as export,
             subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
@@ -139,6 +198,10 @@ def main() -> None:
             try:
                 assert server.stderr is not None
                 port = int(server.stderr.readline().rstrip().rpartition(":")[2])
+                if options.rates or options.grpc:
+                    grpc_port = int(server.stderr.readline().rpartition(":")[2]) if options.grpc else None
+                    measure_one_example(port, grpc_port, folder, options, cores[-1])
+                    return
                 url = f"http://127.0.0.1:{port}/predict"
                 model = make_model(export.now, 1)
                 print("| examples a request | connections | requests/s | p50 ms | p99 ms | examples/s ", end="")

@@ -85,7 +85,7 @@ _READS = {
 INFER = "ModelInfer"
 METHODS = (*_READS, INFER)
 
-_PARSED_BYTES = 32  # for a byte of a message, at most: an empty text takes two, and 16 of the parser's, twice
+_PARSED_BYTES = 16  # for a byte of a message, at most: an empty field takes two, and 16 of the parser's, twice
 _MOST_DIMENSIONS = 8
 
 
