@@ -150,7 +150,7 @@ def measure_one_example(port: int, grpc_port: int | None, folder: Path, options:
         rows.append((f"HTTP, {rate} a second", f"http://127.0.0.1:{port}/predict", body_of(batch), paced))
     if grpc_port is not None:
         url = f"http://127.0.0.1:{grpc_port}/inference.GRPCInferenceService/ModelInfer"
-        calls = ["-c", "4", "-H", "content-type: application/grpc"]
+        calls = ["-c", "4", "-H", "content-type: application/grpc", "-H", "te: trailers"]  # codespell:ignore te
         rows.append(("gRPC, 4 connections", url, grpc_message(batch), calls))
     print("| requests | requests/s | p50 ms | p99 ms | longest ms |")
     print("|" + "---|" * 5)
