@@ -465,7 +465,7 @@ def test_a_client_that_does_not_read_its_answer_ends_at_the_timeout(folder):
     message = made.SerializeToString()
     headers = {
         ":method": "POST", ":scheme": "http", ":path": f"/{SERVICE}/ModelInfer", ":authority": "x",
-        "content-type": "application/grpc", "te": "trailers",
+        "content-type": "application/grpc", "te": "trailers",  # codespell:ignore te
     }  # fmt: skip
     literals = [bytes([0, len(a)]) + a.encode() + bytes([len(b)]) + b.encode() for a, b in headers.items()]
     settings, head, data, end_stream, end_headers = 4, 1, 0, 1, 4

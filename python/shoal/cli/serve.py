@@ -325,5 +325,5 @@ def serve(options: Serve) -> Answer:
 
 
 COMMANDS = (
-    Command("serve", "Serve predictions of an exported model over HTTP and gRPC.", EXAMPLES, Serve, serve, role="serve"),
+    Command("serve", "Serve predictions of an exported model over HTTP or gRPC.", EXAMPLES, Serve, serve, role="serve"),
 )
