@@ -110,6 +110,7 @@ READER_HEADERS = "text"
 # Heavy or optional: imported inside the function that needs them, never by `import shoal`.
 LAZY = {
     "backports",
+    "confluent_kafka",
     "fsspec",
     "google",
     "grpc",

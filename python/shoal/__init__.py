@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from shoal.data import read_arrow as read_arrow
     from shoal.data import read_criteo as read_criteo
     from shoal.data import read_csv as read_csv
+    from shoal.data import read_kafka as read_kafka
     from shoal.data import read_libffm as read_libffm
     from shoal.data import read_libsvm as read_libsvm
     from shoal.data import read_parquet as read_parquet
@@ -95,7 +96,8 @@ _NAMES_OF = {
     "shoal.cluster.worker.connect": "connect",
     "shoal.cluster.worker.filters": "Filters",
     "shoal.consistency": "ASP BSP SSP",
-    "shoal.data": "Batch hash_strings read_arrow read_criteo read_csv read_libffm read_libsvm read_parquet read_vw",
+    "shoal.data": "Batch hash_strings read_arrow read_criteo read_csv read_kafka read_libffm read_libsvm "
+    "read_parquet read_vw",
     "shoal.errors": "CorruptionError DeadlineExceededError MemoryBudgetExceededError NotConnectedError ServerLostError "
     "ShoalError",
     "shoal.lifecycle": "AfterBloom AfterCount DecayedScore MaxRows MinNorm TimeToLive WithProbability",

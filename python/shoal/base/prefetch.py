@@ -62,11 +62,12 @@ class _Channel(Generic[T]):
             self._error = error
             self._changed.notify_all()
 
-    def get(self) -> T:
-        """Wait for the next item; raise StopIteration or the producer's error when no item follows."""
+    def get(self, seconds: float | None) -> T | None:
+        """Wait for the next item, or None; raise StopIteration or the producer's error when no item follows."""
         with self._changed:
             while not self._items and not self._ended and not self._closed:
-                self._changed.wait()
+                if not self._changed.wait(seconds):
+                    return None
             if self._items:
                 item = self._items.popleft()
                 self._changed.notify_all()
@@ -119,11 +120,17 @@ class Prefetched(Iterator[T]):
 
     def __next__(self) -> T:
         """Return the next item; raise the generator's exception."""
+        item = self.get(None)
+        assert item is not None, "it waits until there is one"
+        return item
+
+    def get(self, seconds: float | None) -> T | None:
+        """Return the next item, or None if there is none within some seconds; raise the generator's exception."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this pass over the data began in process {self._pid}, before the fork: begin a new pass in this one"
             )
-        return self._channel.get()
+        return self._channel.get(seconds)
 
     def close(self) -> None:
         """End the thread and wait for it; calling it again does nothing."""

@@ -24,6 +24,7 @@
 
 from shoal.data.batch import Batch
 from shoal.data.collisions import Audit, audit
+from shoal.data.folder import Following
 from shoal.data.hashing import hash_strings
 from shoal.data.key_names import key_of_name
 from shoal.data.names import FeatureNames
@@ -37,12 +38,14 @@ from shoal.data.readers import (
     read_parquet,
     read_vw,
 )
+from shoal.data.stream import read_kafka
 from shoal.table.arrays import mix, unmix
 
 __all__ = [
     "Audit",
     "Batch",
     "FeatureNames",
+    "Following",
     "Reader",
     "audit",
     "hash_strings",
@@ -51,6 +54,7 @@ __all__ = [
     "read_arrow",
     "read_criteo",
     "read_csv",
+    "read_kafka",
     "read_libffm",
     "read_libsvm",
     "read_parquet",

@@ -9,6 +9,7 @@ Threads: as `shoal.data.reader`.
 from __future__ import annotations
 
 import copy
+import io
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -118,10 +119,14 @@ class TableReader(Reader):
 
     def _batch_groups(self) -> BatchGroups:
         settings, begin = self._settings, self._settings.begin
-        queue = BatchQueue(settings.batch_size, keeps=True)
+        queue = BatchQueue(settings.batch_size, keeps=True, max_delay=settings.max_delay)
         cursor = begin
         fraction = 0.0
         for split in self._file_splits():
+            if split is None:
+                late = queue.overdue()
+                yield None if late is None else BatchGroup([(late, cursor)], 0, fraction)
+                continue
             for first, consumed, table in self._tables(split):
                 rows = table.num_rows
                 fraction = split.before + split.fraction * consumed
@@ -137,6 +142,19 @@ class TableReader(Reader):
                 yield BatchGroup(done, 0, fraction) if done else None
         rest = queue.rest()
         yield BatchGroup([] if rest is None else [(rest, cursor)], 0, 1.0)
+
+    def _parse_values(self, values: Sequence[bytes]) -> tuple[Batch, int]:
+        arrow = pyarrow()
+        from pyarrow import json
+
+        how = json.ReadOptions(block_size=1 << 30)  # one: a type is that of all of its values
+        try:
+            table = json.read_json(io.BytesIO(b"\n".join(values)), how)
+        except arrow.ArrowException as error:
+            raise ValueError(f"a value is no JSON object, or not of the type of the others ({error})") from None
+        names = _asked(self._files[0], self._kinds_of, table.column_names)
+        (rows,) = table.select(names).combine_chunks().to_batches() or [None]
+        return self._batch(self._files[0], rows, 0), 0
 
     def _of_labels(self) -> Reader | None:
         if self._columns.label is None:

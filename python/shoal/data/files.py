@@ -27,8 +27,6 @@ from shoal.errors import StorageError
 _NOT_THERE = (404, 410)  # statuses of HTTP
 
 Opened = FileIO | BufferedIOBase
-Where = str | os.PathLike[str] | BinaryIO | BufferedIOBase | FileIO
-Wheres = Where | Sequence[Where]
 
 
 class File(Protocol):
@@ -77,12 +75,12 @@ class RemoteFile(msgspec.Struct, frozen=True):
 
     def size(self) -> int:
         """Bytes."""
-        system, path = _filesystem(self.name, self.options)
+        system, path = system_of(self.name, self.options)
         return _size_in(_info(system, path, self.name), self.name)
 
     def open(self) -> BufferedIOBase:
         """Open it; it is fetched in blocks, a little ahead of what is read."""
-        system, path = _filesystem(self.name, self.options)
+        system, path = system_of(self.name, self.options)
         opened: BufferedIOBase = system.open(path, "rb", cache_type="readahead")
         return opened
 
@@ -110,16 +108,38 @@ class Stream:
         raise TypeError(f"{self.name} is a stream of this process: pass a file to pickle its reader")
 
 
+class Live:
+    """A `File` of what appears while it is read, and can be divided: its parts are read by themselves."""
+
+    name: str
+    seekable = False
+
+    def size(self) -> None:
+        """Unknown."""
+
+    def open(self) -> Opened:
+        """Refuse: it has no bytes of its own."""
+        raise TypeError(f"{self.name} is not a file")
+
+
+Where = str | os.PathLike[str] | BinaryIO | BufferedIOBase | FileIO | Live
+Wheres = Where | Sequence[Where]
+
+
 def files_of(where: Wheres, options: Mapping[str, Any] | None = None) -> tuple[File, ...]:
     """Find the files that ``where`` names, in order."""
     wheres = where if isinstance(where, Sequence) and not isinstance(where, str | bytes) else [where]
     found = [file for one in wheres for file in _files_of_one(one, options or {})]
     if not found:
         raise ValueError("there is no file to read: pass at least one")
+    if len(found) > 1 and any(isinstance(file, Live) for file in found):
+        raise ValueError(f"{found[0].name} and other files cannot be read as one: make a reader of each")
     return tuple(found)
 
 
 def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
+    if isinstance(where, Live):
+        return [where]
     if hasattr(where, "read"):
         if where.read(0) == "":
             raise TypeError(f"{where!r} reads text: open it with 'rb'")
@@ -140,18 +160,18 @@ def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
 
 
 def _remote(url: str, options: Mapping[str, Any]) -> list[File]:
-    system, path = _filesystem(url, options)
+    system, path = system_of(url, options)
     if not glob.has_magic(path):
         _size_in(_info(system, path, url), url)  # what cannot be read raises at once
         return [RemoteFile(url, options)]
-    with _reaching(url):
+    with reaching(url):
         found = sorted(system.glob(path))
     return [RemoteFile(system.unstrip_protocol(one), options) for one in _some(found, url)]
 
 
 def _info(system: Any, path: str, url: str) -> Mapping[str, Any]:
     """Return what the storage knows of a file."""
-    with _reaching(url):
+    with reaching(url):
         found: Mapping[str, Any] = system.info(path)
     return found
 
@@ -166,7 +186,7 @@ def _size_in(info: Mapping[str, Any], url: str) -> int:
 
 
 @contextlib.contextmanager
-def _reaching(url: str) -> Iterator[None]:
+def reaching(url: str) -> Iterator[None]:
     """Turn the errors of a storage into ours: only what is not there is a FileNotFoundError."""
     try:
         yield
@@ -193,7 +213,8 @@ def _some(names: list[str], pattern: str) -> list[str]:
     return names
 
 
-def _filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+def system_of(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:

@@ -10,7 +10,7 @@ next.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -42,23 +42,27 @@ class TextSource(NamedTuple):
 
 
 def fill(
-    sources: Iterable[TextSource],
+    sources: Iterable[TextSource | None],
     form: Format,
     batch_size: int,
     skip: bool,
     begin: Cursor | None = None,
     reader_threads: int = 1,
+    max_delay: float | None = None,
 ) -> BatchGroups:
-    """Read the lines into batches of ``batch_size`` rows, the last one smaller."""
-    return _Pass(form, batch_size, skip, begin or Cursor()).batch_groups(sources, reader_threads)
+    """Read the lines into batches of ``batch_size`` rows; smaller are the last one, and those that wait too long."""
+    return _Pass(form, batch_size, skip, begin or Cursor(), max_delay).batch_groups(sources, reader_threads)
 
 
 class _ReadBlock(NamedTuple):
-    """A block, and what parses it; None while there is no text."""
+    """A block, and what parses it; None while there is no text, or no source."""
 
-    source: TextSource
+    source: TextSource | None
     block: Block
     parse: Parse | None
+
+
+_NO_BLOCK = _ReadBlock(None, Block(memoryview(b""), 0, 0, 0.0), None)
 
 
 class _ParsedRows(NamedTuple):
@@ -92,14 +96,16 @@ class _BlockEndsError(Exception):
 class _Pass:
     """The steps of a pass. What is joined belongs to one thread at a time, and so does what is read."""
 
-    def __init__(self, form: Format, batch_size: int, skip: bool, begin: Cursor) -> None:
+    def __init__(
+        self, form: Format, batch_size: int, skip: bool, begin: Cursor, max_delay: float | None = None
+    ) -> None:
         self._form = form
         self._skip = skip
         self._free: list[RowBuffer] = []
         # Read.
         self._opened: Lines | None = None
         # Joined.
-        self._queue = BatchQueue(batch_size)
+        self._queue = BatchQueue(batch_size, max_delay=max_delay)
         self._lines: Lines | None = None
         self._line = 1  # the number of the next one, counted from the first that is read
         self._drop = begin.rows
@@ -107,7 +113,7 @@ class _Pass:
         self._cursor = begin
         self._fraction = 0.0
 
-    def batch_groups(self, sources: Iterable[TextSource], threads: int) -> BatchGroups:
+    def batch_groups(self, sources: Iterable[TextSource | None], threads: int) -> BatchGroups:
         """Make a pass; a malformed line is reported behind the batches before it."""
         try:
             for group in in_order(self._read(sources), self._parse, self._join, threads, "shoal parser"):
@@ -127,8 +133,11 @@ class _Pass:
         assert self._lines is not None, "a file has the line"
         yield from _raise_at(self._lines, self._line, what)
 
-    def _read(self, sources: Iterable[TextSource]) -> Generator[_ReadBlock, None, None]:
+    def _read(self, sources: Iterable[TextSource | None]) -> Generator[_ReadBlock, None, None]:
         for source in sources:
+            if source is None:
+                yield _NO_BLOCK
+                continue
             lines = self._opened = source.lines
             parse = self._form.parse
             for block in lines:
@@ -142,33 +151,26 @@ class _Pass:
 
     def _parse(self, read: _ReadBlock) -> _ParsedBlock:
         text = read.block.text
-        if read.parse is None or not text:
+        if read.source is None or read.parse is None or not text:
             return _ParsedBlock(read, None, None, None)
-        form, names = self._form, self._form.names
-        rows = self._free.pop() if self._free else form.rows()
-        parsed = _parse(read.parse, form, text, rows, self._skip)
-        spelled = None
-        if names is not None and rows.fields is not None and rows.spans is not None:
-            fields, spans, nnz = rows.fields, rows.spans, rows.indptr[rows.row]
-            spelled = names.spelled(rows.keys[:nnz], lambda some: form.spell(text, spans[some], fields[some]))
+        rows = self._free.pop() if self._free else self._form.rows()
+        parsed = _parse(read.parse, self._form, text, rows, self._skip)
+        spelled = _spelled(self._form, text, rows)
         if not parsed.fault:
             read.source.lines.hand_back(text)
         return _ParsedBlock(read, rows, parsed, spelled)
 
     def _join(self, block: _ParsedBlock) -> BatchGroup | None:
         (source, (text, offset, passed, consumed), _), rows, parsed, spelled = block
+        if source is None:
+            return self._overdue()
         self._enter(source.lines)
         self._line += passed
         self._fraction = source.before + consumed * source.fraction
         if rows is None or parsed is None:
-            return None
+            return self._overdue()
         form = self._form
-        if form.names is not None:
-            form.names.add_spelled(spelled)
-            own, made = rows.batch(), parsed.batch
-            if form.pairs and own.fields is not None:
-                pairs = pair_numbers(form.pairs)
-                form.names.note_pairs(own.indptr, own.keys, own.fields, pairs, made.indptr, made.keys)
+        _note_names(form, rows, parsed.batch, spelled)
         first = min(self._drop, rows.row)
         self._drop -= first
         done = []
@@ -185,7 +187,12 @@ class _Pass:
                 group, _malformed(rest, at, parsed.fault, offset + parsed.end, named=form.header is not None)
             )
         self._free.append(rows)
-        return group if done else None
+        return group if done else self._overdue()
+
+    def _overdue(self) -> BatchGroup | None:
+        """Return the incomplete batch, if its examples have waited long enough."""
+        rest = self._queue.overdue()
+        return None if rest is None else BatchGroup([(rest, self._cursor)], self._skipped, self._fraction)
 
     def _enter(self, lines: Lines | None) -> None:
         if self._lines is not lines:
@@ -212,6 +219,38 @@ def _parse(parse: Parse, form: Format, text: memoryview, rows: RowBuffer, skip: 
     elif not form.fielded and batch.fields is not None:
         batch = structs.replace(batch, fields=None)
     return _ParsedRows(batch, lines, skipped, end, fault, at)
+
+
+def _spelled(form: Format, text: memoryview, rows: RowBuffer) -> Spelled:
+    """Find the names of the features of rows, if they are asked for."""
+    if form.names is None or rows.fields is None or rows.spans is None:
+        return None
+    fields, spans, nnz = rows.fields, rows.spans, rows.indptr[rows.row]
+    return form.names.spelled(rows.keys[:nnz], lambda some: form.spell(text, spans[some], fields[some]))
+
+
+def _note_names(form: Format, rows: RowBuffer, made: Batch, spelled: Spelled) -> None:
+    """Take the names of the features of rows, and of the pairs that were made of them."""
+    if form.names is None:
+        return
+    form.names.add_spelled(spelled)
+    own = rows.batch()
+    if form.pairs and own.fields is not None:
+        pairs = pair_numbers(form.pairs)
+        form.names.note_pairs(own.indptr, own.keys, own.fields, pairs, made.indptr, made.keys)
+
+
+def parse_values(form: Format, values: Sequence[bytes], *, skip: bool) -> tuple[Batch, int]:
+    """Read values, each a line or several, as lines of a file of a format that needs no header."""
+    assert form.parse is not None, "it needs no header"
+    text = memoryview(b"\n".join(values) + b"\n")
+    rows = form.rows()
+    parsed = _parse(form.parse, form, text, rows, skip)
+    _note_names(form, rows, parsed.batch, _spelled(form, text, rows))
+    if parsed.fault:
+        rest, at = bytes(text[parsed.end :]), parsed.at - parsed.end
+        raise ValueError(f"line {parsed.lines + 1} of a batch" + _malformed(rest, at, parsed.fault, None, named=False))
+    return parsed.batch, parsed.skipped
 
 
 class MalformedLineError(ValueError):
@@ -271,10 +310,10 @@ def _too_long(error: LineTooLongError) -> str:
     return f": {error}: split the line, or is this a text file with newlines at the ends of its lines?"
 
 
-def _malformed(text: bytes, at: int, fault: int, offset: int, *, named: bool) -> str:
+def _malformed(text: bytes, at: int, fault: int, offset: int | None, *, named: bool) -> str:
     """Describe the fault in the first line of `text`, at its byte `at`, with an excerpt around it.
 
-    ``named``: the format's columns have names.
+    ``offset``: where it is in its file. ``named``: the format's columns have names.
     """
     text = text.partition(b"\n")[0].rstrip(b"\r")
     begin = max(0, min(at - _EXCERPT_BYTES // 2, len(text) - _EXCERPT_BYTES))
@@ -282,8 +321,9 @@ def _malformed(text: bytes, at: int, fault: int, offset: int, *, named: bool) ->
     before, behind = "..." if begin > 0 else "", "..." if begin + _EXCERPT_BYTES < len(text) else ""
     what: str = _reader.FAULTS[fault]
     # Only csv supports text labels, so most of these lines are correct there.
+    where = "" if offset is None else f" (the line begins at byte {offset})"
     texts = "positive= names the text that is 1; " if named and what == _NO_LABEL else ""
     return (
-        f", column {at + 1} (the line begins at byte {offset}): {what}: "
+        f", column {at + 1}{where}: {what}: "
         f"{before + shown + behind!r}; {texts}on_error='skip' leaves such lines out and counts them"
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 from shoal.data.files import File
 from shoal.data.rebatch import Cursor
+from shoal.data.settings import Settings
+from shoal.errors import CorruptionError
 
 _HEAD_BYTES = 1 << 16
 
@@ -62,6 +64,21 @@ def place_of(position: Mapping[str, Any], form: str, paths: list[str]) -> dict[s
         raise ValueError(f"{list(order)} is not a permutation of {len(names)} files: pass what position() returned")
     rank, num_splits = split
     return {"rank": rank, "num_splits": num_splits, "begin": begin, "sizes": sizes, "order": order}
+def check_sizes(settings: Settings, files: Sequence[File], sizes: Sequence[int | None]) -> None:
+    """Check that files have the sizes that they had when they were split, and when the position was taken."""
+    if len(files) < settings.num_splits:
+        for file, size, noted in zip(files, sizes, settings.split_sizes or sizes, strict=True):
+            if size != noted:
+                raise CorruptionError(
+                    f"{file.name} has {size} bytes, and had {noted} when it was split: splits of a file that "
+                    f"changes repeat or lose lines; make a reader of the present file, and split that"
+                )
+    for file, size, noted in zip(files, sizes, settings.sizes or sizes, strict=True):
+        if size != noted:
+            raise ValueError(
+                f"{file.name} has {size} bytes, and had {noted} when the position was taken: begin a new pass over "
+                f"the present files"
+            )
 
 
 def file_fingerprint(file: File, *, headed: bool) -> dict[str, Any]:

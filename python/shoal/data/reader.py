@@ -21,17 +21,18 @@ from msgspec import structs
 from shoal.base.prefetch import prefetch
 from shoal.base.scalars import whole
 from shoal.data.batch import Batch, left_out
-from shoal.data.files import File
-from shoal.data.fingerprint import difference, file_fingerprint, first_of, place_of
+from shoal.data.files import File, Live
+from shoal.data.fingerprint import check_sizes, difference, file_fingerprint, first_of, place_of
+from shoal.data.folder import Following
 from shoal.data.hashing import hash_cells
 from shoal.data.interactions import field_of
+from shoal.data.kafka import Topic
 from shoal.data.names import FeatureNames
 from shoal.data.rebatch import BatchGroups, Cursor
 from shoal.data.settings import BEGINNING, FileSplit, Settings
-from shoal.errors import CorruptionError
 
 # A group is the batches that end in one block, or one batch longer than that.
-_GROUPS_AHEAD = 2
+GROUPS_AHEAD = 2
 _MOST_LABELS = 10_000  # that are counted, where the one that is looked for is none of them
 _MOST_HEADS = 1000  # files whose first bytes are read: on an object store each costs a request
 
@@ -89,10 +90,21 @@ class Reader(ABC):
         self._original: Reader | None = None  # another one, whose passes these are too
         self._split_sizes: list[int | None] = []  # of the files when this, or what it is a copy of, was split first
         self._others: dict[str, None] = {}  # columns of which nothing is said, as passes have found them
+        self._begun: list[int] = []  # digests of the files of a folder, up to the one that is read
 
     @abstractmethod
     def _batch_groups(self) -> BatchGroups:
         """Read: in a thread of its own."""
+
+    def _parse_values(self, values: Sequence[bytes]) -> tuple[Batch, int]:
+        """Make a batch of the values of messages; return how many were left out, too."""
+        raise NotImplementedError
+
+    def _groups(self) -> BatchGroups:
+        topic = self._files[0]
+        if isinstance(topic, Topic):
+            return topic.groups(self._settings, self._parse_values)
+        return self._batch_groups()
 
     def __repr__(self) -> str:
         settings = self._settings
@@ -102,27 +114,33 @@ class Reader(ABC):
     def __iter__(self) -> Iterator[Batch]:
         """Begin a pass, when the first batch is asked for."""
         settings = self._settings
-        without = np.array(settings.without, np.uint64)
+        without, is_live = np.array(settings.without, np.uint64), isinstance(self._files[0], Live)
         seen = self._seen = _PassProgress(settings.begin, settings.begin.skipped)
         original = self._original
         while original is not None:
             original._seen = seen
             original = original._original
-        ahead = prefetch(self._batch_groups(), _GROUPS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
+        ahead = prefetch(self._groups(), GROUPS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:
             for batches, skipped, fraction in ahead:
                 seen.skipped, seen.fraction = skipped, fraction
                 for batch, cursor in batches:
                     seen.cursor = cursor
-                    yield left_out(batch, without) if len(without) else batch
+                    if len(without) and len(batch):
+                        batch = left_out(batch, without)  # noqa: PLW2901
+                        if is_live and not len(batch):  # which would say that nothing has arrived
+                            continue
+                    yield batch
         finally:
             ahead.close()
 
-    def _file_splits(self) -> list[FileSplit]:
-        """Find the files that this split reads from the cursor on, and which part of each."""
-        settings = self._settings
+    def _file_splits(self) -> Iterable[FileSplit | None]:
+        """Find the files that this split reads from the cursor on, and which part of each; None: there is none yet."""
+        settings, folder = self._settings, self._files[0]
+        if isinstance(folder, Following):
+            return folder.splits(settings, self._begun)
         sizes = [file.size() for file in self._files]
-        self._check_sizes(sizes)
+        check_sizes(settings, self._files, sizes)
         whole = len(self._files) >= settings.num_splits  # each file belongs to one split
         order = settings.order or range(len(self._files))
         mine = [i for i in order if not whole or i % settings.num_splits == settings.rank]
@@ -136,22 +154,6 @@ class Reader(ABC):
             before += share
         first = mine.index(settings.begin.file) if self.resumed and settings.begin.file in mine else 0
         return splits[first:]
-
-    def _check_sizes(self, sizes: Sequence[int | None]) -> None:
-        settings = self._settings
-        if len(self._files) < settings.num_splits:
-            for file, size, noted in zip(self._files, sizes, settings.split_sizes or sizes, strict=True):
-                if size != noted:
-                    raise CorruptionError(
-                        f"{file.name} has {size} bytes, and had {noted} when it was split: splits of a file that "
-                        f"changes repeat or lose lines; make a reader of the present file, and split that"
-                    )
-        for file, size, noted in zip(self._files, sizes, self._settings.sizes or sizes, strict=True):
-            if size != noted:
-                raise ValueError(
-                    f"{file.name} has {size} bytes, and had {noted} when the position was taken: begin a new pass over "
-                    f"the present files"
-                )
 
     def split(self, rank: int, n: int) -> Reader:
         """Return one of ``n`` splits of the files, which together hold each line once.
@@ -191,7 +193,7 @@ class Reader(ABC):
             sizes = tuple(self._split_sizes)
         settings = structs.replace(self._settings, rank=rank, num_splits=n, split_sizes=sizes)
         for file in self._files:
-            if n > 1 and not file.seekable:
+            if n > 1 and not (file.seekable or isinstance(file, Live)):
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to split it")
         return self._with(settings)
 
@@ -243,7 +245,7 @@ class Reader(ABC):
     def _with(self, settings: Settings) -> Reader:
         reader = copy.copy(self)
         reader._settings = settings
-        reader._original = None
+        reader._original, reader._begun = None, []
         reader._seen = _PassProgress(settings.begin, settings.begin.skipped)
         return reader
 
@@ -275,6 +277,10 @@ class Reader(ABC):
                 f"{list(order)} is not a permutation of {len(self._files)} files: pass each of their numbers once"
             )
         return self._with(structs.replace(self._settings, order=numbers))
+
+    def with_max_delay(self, seconds: float | None) -> Reader:
+        """Return this reader with batches of a stream that leave when their first example has waited for so long."""
+        return self._with(structs.replace(self._settings, max_delay=seconds))
 
     def with_names(self, names: FeatureNames | None) -> Reader:
         """Return this reader with other names to fill, or none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -54,8 +56,10 @@ class BatchQueue:
     get the same room: then the memory of earlier ones fits.
     """
 
-    def __init__(self, size: int, *, keeps: bool = False) -> None:
+    def __init__(self, size: int, *, keeps: bool = False, max_delay: float | None = None) -> None:
         self._size = size
+        self._max_delay = math.inf if max_delay is None else max_delay
+        self._since = math.inf  # when the oldest example that waits was added
         self._keeps = keeps
         self._part: Batch | None = None  # of what was given last, not copied yet
         self._row_room = self._key_room = 0
@@ -88,6 +92,8 @@ class BatchQueue:
             if self._part is not None:
                 part, self._part = self._part, None
                 self._append(part, 0, len(part))
+            elif self._rows == 0:
+                self._since = time.monotonic()
             last = min(len(batch), first + self._size - self._rows)
             if self._keeps and self._rows == 0 and batch.weights is None:
                 part = rows_of(batch, first, last)
@@ -101,8 +107,13 @@ class BatchQueue:
                     yield self._take(), last
             first = last
 
+    def overdue(self) -> Batch | None:
+        """Return the examples that wait, if they have for longer than ``max_delay`` seconds."""
+        return self.rest() if time.monotonic() - self._since >= self._max_delay else None
+
     def rest(self) -> Batch | None:
         """Return the examples that wait, if any."""
+        self._since = math.inf
         if self._part is not None:
             part, self._part = self._part, None
             return part

@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     fielded: bool = False
     labelled: bool = True
     classes: int = 0  # whose numbers labels are; 0: labels are 0/1 or -1/+1
+    max_delay: float | None = None  # seconds after which a batch of a stream is as large as it is; None: never
     rank: int = 0
     num_splits: int = 1
     begin: Cursor = BEGINNING
@@ -47,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True):
             raise ValueError(f"on_error is {self.on_error!r}: pass 'raise' or 'skip'")
         if self.reader_threads is not None:
             whole("reader_threads", self.reader_threads, 1)
+        if self.max_delay is not None and not self.max_delay > 0:
+            raise ValueError(f"max_delay is {self.max_delay}: pass a number of seconds above 0")
         if not isinstance(self.names, FeatureNames | None):
             raise TypeError(
                 f"names is a {type(self.names).__name__}: pass shoal.data.FeatureNames(), which the passes fill"

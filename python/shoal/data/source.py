@@ -23,8 +23,9 @@ Threads. An iteration belongs to one thread; any number of them may run at a tim
 from __future__ import annotations
 
 import contextlib
+import select
 from collections.abc import Generator, Iterator
-from io import BufferedIOBase, UnsupportedOperation
+from io import BufferedIOBase, FileIO, UnsupportedOperation
 from typing import NamedTuple, Protocol
 
 from shoal.data.files import File, Opened
@@ -32,6 +33,7 @@ from shoal.data.unpack import HEAD_BYTES, DecompressedStream, kind_of
 from shoal.errors import CorruptionError
 
 BLOCK_BYTES = 1 << 19
+WAIT_SECONDS = 0.05  # for more of a stream, before the consumer can look at what there is
 LINE_LIMIT_BYTES = 16 << 20
 
 _TAIL_BYTES = 1 << 16
@@ -187,10 +189,8 @@ class Lines:
 
     def _stream(self, file: Opened) -> Iterator[Block]:
         """Yield all lines of a file that cannot be read again."""
-        front = b""
-        while len(front) < HEAD_BYTES and (data := file.read(HEAD_BYTES - len(front))):
-            front += data
-        whole = _Prefixed(front, file)
+        whole = _Prefixed(file)
+        front = whole.front()
         kind = kind_of(front)
         stream = whole if kind is None else DecompressedStream(whole, kind, self.file.name)
         yield from self._stripes(stream, None, eager=True)
@@ -204,7 +204,11 @@ class Lines:
         stripe = 0
         more = True
         while more:
-            more = window.fill(stream, self._block_bytes, eager=eager) >= (1 if eager else self._block_bytes)
+            try:
+                more = window.fill(stream, self._block_bytes, eager=eager) >= (1 if eager else self._block_bytes)
+            except _NothingYetError:
+                yield Block(memoryview(b""), window.offset, 0, 0.0)
+                continue
             self.unended = not more and window.unended
             text, offset = window.whole_lines() if more else window.rest()
             passed = 0
@@ -223,13 +227,30 @@ class Lines:
             stripe += 1
 
 
-class _Prefixed:
-    """A stream whose first bytes were read to determine its format."""
+class _NothingYetError(Exception):
+    """Nothing has arrived; the next read waits again."""
 
-    def __init__(self, front: bytes, file: Opened) -> None:
-        self._front = front
+
+class _Prefixed:
+    """A stream whose first bytes are read to determine its format. Reads raise _NothingYetError on an idle pipe."""
+
+    def __init__(self, file: Opened) -> None:
+        self._front = b""
         self._file = file
         self._consumed = 0
+        self._poll: select.poll | None = None
+
+    def front(self) -> bytes:
+        """Return the first bytes, `HEAD_BYTES` or more unless the stream is shorter; they are read again."""
+        front = b""
+        while len(front) < HEAD_BYTES and (data := self.read(BLOCK_BYTES)):
+            front += data
+        self._front, self._consumed = front, 0
+        raw = getattr(self._file, "raw", self._file)
+        if isinstance(raw, FileIO):  # what else has a descriptor may have bytes that this does not show, as TLS has
+            self._poll = select.poll()
+            self._poll.register(raw, select.POLLIN)
+        return front
 
     def consumed(self) -> int:
         """Bytes read so far."""
@@ -240,6 +261,8 @@ class _Prefixed:
     def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes; none at the end."""
         data, self._front = self._front[:size], self._front[size:]
+        if not data and self._poll is not None and not self._poll.poll(WAIT_SECONDS * 1000):
+            raise _NothingYetError
         if not data and isinstance(self._file, BufferedIOBase):
             with contextlib.suppress(UnsupportedOperation):
                 data = self._file.read1(size)  # what is there; nothing at the end, and of a stream that does not block
@@ -281,6 +304,11 @@ class _Window:
         self._new = 0
         self._filled = 0
         self._taken = 0
+
+    @property
+    def offset(self) -> int:
+        """Where what is returned next begins."""
+        return self._offset + self._taken
 
     @property
     def carried(self) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 from msgspec import structs
 
 from shoal.base.machine import cores
+from shoal.data.batch import Batch
 from shoal.data.files import File, Wheres, files_of
-from shoal.data.fill import TextSource, fill
+from shoal.data.fill import TextSource, fill, parse_values
 from shoal.data.reader import Reader
 from shoal.data.rebatch import BatchGroups
 from shoal.data.rows import LIBSVM, Format, Parse
@@ -33,20 +34,26 @@ class TextReader(Reader):
         super().__init__(files_of(path, storage_options), form.name, form.schema, settings)
         self._form = form
 
-    def _batch_groups(self) -> BatchGroups:
+    def _bound_form(self) -> Format:
+        """Return the format as it is read by a pass."""
         settings = self._settings
-        skip = settings.on_error == "skip"
-        labelled = self._form.labelled and settings.labelled
-        form = structs.replace(
+        return structs.replace(
             self._form,
             names=settings.names,
             fielded=settings.fielded,
-            labelled=labelled,
+            labelled=self._form.labelled and settings.labelled,
             classes=settings.classes,
             header=None if self._form.header is None else self._noting(self._form.header),
         )
+
+    def _parse_values(self, values: Sequence[bytes]) -> tuple[Batch, int]:
+        return parse_values(self._bound_form(), values, skip=self._settings.on_error == "skip")
+
+    def _batch_groups(self) -> BatchGroups:
+        settings, form = self._settings, self._bound_form()
+        skip = settings.on_error == "skip"
         threads = settings.reader_threads or min(max(1, cores() // _CORES_PER_THREAD), _MOST_THREADS)
-        return fill(self._sources(), form, settings.batch_size, skip, settings.begin, threads)
+        return fill(self._sources(), form, settings.batch_size, skip, settings.begin, threads, settings.max_delay)
 
     def with_columns(self, categorical: Sequence[str] | None = None) -> Reader:
         """Return this reader for the same columns in every file; see `Reader.with_columns`."""
@@ -105,10 +112,13 @@ class TextReader(Reader):
         with file.open() as opened:
             return kind_of(opened.read(HEAD_BYTES) or b"") is None
 
-    def _sources(self) -> Iterator[TextSource]:
+    def _sources(self) -> Iterator[TextSource | None]:
         begin = self._settings.begin
         headed = self._form.header is not None
         for split in self._file_splits():
+            if split is None:
+                yield None
+                continue
             start = begin.offset if split.number == begin.file else 0
             lines = Lines(split.file, split.rank, split.num_splits, size=split.size, start=start, headed=headed)
             yield TextSource(split.number, lines, split.before, split.fraction)
