@@ -89,11 +89,11 @@ LogFormat = Annotated[
     Setting(variable="SHOAL_LOG_FORMAT"),
 ]
 
-COLUMN_FORMATS = ("csv", "tsv", "parquet")
+COLUMN_FORMATS = ("csv", "tsv", "parquet", "json")
 
 Format = Annotated[
-    Literal["libsvm", "libffm", "vw", "criteo", "csv", "tsv", "parquet"] | None,
-    "format of the files (default: detected from the first line and the name)",
+    Literal["libsvm", "libffm", "vw", "criteo", "csv", "tsv", "parquet", "json"] | None,
+    "format of the files, json of the messages of a topic (default: detected from the first line and the name)",
 ]
 BatchSize = Annotated[Count, "examples per batch"]
 OnError = Annotated[Literal["raise", "skip"], "fail on a malformed line, or skip it"]
@@ -287,7 +287,9 @@ class ReaderConfig(Config, frozen=True, kw_only=True):
     """Examples: files, columns, and how they are read."""
 
     data: Annotated[
-        tuple[str, ...], "examples: files, patterns, URLs, or -", Setting(metavar="FILE", several=True)
+        tuple[str, ...],
+        "examples: files, patterns, URLs, or -; to train also kafka://HOST:PORT/TOPIC, or directories with --follow",
+        Setting(metavar="FILE", several=True),
     ] = ()
     format: Format = None
     label: Annotated[Name | None, "column of the labels"] = None
@@ -316,6 +318,12 @@ class ReaderConfig(Config, frozen=True, kw_only=True):
 class DataConfig(ReaderConfig, frozen=True, kw_only=True):
     """The data of a run: files, columns, and how they are read."""
 
+    follow: Annotated[bool, "read the files of the directories of --data as they appear, and do not end"] = False
+    max_delay: Annotated[
+        Seconds | None,
+        "seconds after which an incomplete batch of a stream is learned from (default: 0.5 of topics and directories, "
+        "else never)",
+    ] = None
     valid: Annotated[
         tuple[str, ...], "validation examples, evaluated after every pass", Setting(metavar="FILE", several=True)
     ] = ()

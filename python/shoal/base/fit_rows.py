@@ -4,10 +4,12 @@
     HEADER                     `Header`: which fit and pass, and the number of its present division among workers
     WORKER rank                what the others need to know of a worker (models/team.py)
     SHARE  half, number        owner, flags, a share of the pass (models/shares.py); as SAVED_SHARE, for a checkpoint
-    SUMS   model, pass         features, malformed lines, examples learned twice; what `StreamMetrics.totals` adds up
+    SUMS   model, pass         features, malformed lines, examples learned twice, late ones; `StreamMetrics.totals`
     COUNTS model, pass, block  32 bins of `StreamMetrics.histogram`
     STATE  half, rank, block   what learning changes in one worker alone
+    FILES  split, 0, block     of a folder that is followed: digests of the names of 32 files, in the order of reading
     NOTE   what, rank, block   bytes
+    STOP                       the number of the division within which a stream is to end
 
 Rows of a division are in one of two halves, in turns: those before it stay until it is complete. Those that a clock
 writes are in one slot, and so on one server.
@@ -25,16 +27,16 @@ from shoal.base.exact_sum import ExactSum
 DIM = 32
 SUFFIX = "-progress"  # to the name of a model, in that of its table
 
-HEADER, WORKER, SHARE, SAVED_SHARE, SUMS, SAVED_SUMS, COUNTS, STATE, NOTE = range(1, 10)
+HEADER, WORKER, SHARE, SAVED_SHARE, SUMS, SAVED_SUMS, COUNTS, STATE, NOTE, STOP, FILES = range(1, 12)
 
 # Fields of a row of SUMS. From AUC_EXAMPLES on: the sums over workers of n, and of AUC x n x 2^20, of the examples of
 # each that it has measured an AUC of.
-FEATURES, SKIPPED, REPEATED, TOTALS = range(4)
+FEATURES, SKIPPED, REPEATED, LATE, TOTALS = range(5)
 AUC_EXAMPLES, AUC_SUM = 30, 31
 AUC_UNIT = 1 << 20
 
 PASSES = 1 << 12  # whose sums have places of their own: those of a pass are erased before it begins
-_TOGETHER = frozenset({HEADER, WORKER, SHARE, SAVED_SHARE, SUMS, SAVED_SUMS})
+_TOGETHER = frozenset({HEADER, STOP, WORKER, SHARE, SAVED_SHARE, SUMS, SAVED_SUMS})
 
 
 def is_progress(table: str, *, is_integer: bool) -> bool:

@@ -106,6 +106,34 @@ def columns_of(
 _OTHER_ROLES = ("numeric", "lists", "vectors", "labels", "weight")
 
 
+def source_of(config: DataConfig) -> Any:
+    """Return what a reader is made of: the files of a configuration, the directories that it follows, or a topic."""
+    topics = [name for name in config.data if name.startswith("kafka://")]
+    if topics:
+        from shoal.data.kafka import Topic
+
+        if len(config.data) > 1 or config.follow:
+            raise ValueError(f"{topics[0]} is a stream of its own: pass it alone, without --follow")
+        if config.format is None:
+            raise ValueError(f"{topics[0]}: name the format of the messages, as in --format libsvm or --format json")
+        return Topic.of_url(topics[0])
+    if not config.follow:
+        return config.data
+    from shoal.data.folder import Following
+
+    if config.format is None:
+        raise ValueError("--follow reads files that are not there yet: name their format, as in --format libsvm")
+    return Following(*config.data)
+
+
+def delayed(reader: Reader, config: DataConfig) -> Reader:
+    """Return a reader whose batches leave after the delay of a configuration."""
+    from shoal.data.stream import MAX_DELAY, is_divided
+
+    given = config.max_delay
+    return reader.with_max_delay(MAX_DELAY if given is None and is_divided(reader) else given)
+
+
 def format_of(data: Sequence[str], form: str | None, *, quiet: bool) -> str:
     """Return the format of the option, or detect it."""
     if form is not None:
@@ -184,7 +212,9 @@ def open_reader(
     ``schema`` is that of data of the format ``learned``, if it is not of this one.
     """
     from shoal.data.columns import missing_texts
+    from shoal.data.kafka import Topic
     from shoal.data.readers import READERS
+    from shoal.data.stream import topic_reader
 
     if form == "tsv":
         form, schema = "csv", {"sep": "\t", **schema}
@@ -193,6 +223,10 @@ def open_reader(
     if form in COLUMN_FORMATS and "label" not in schema:
         raise ValueError(f"{form} requires the column of the label: the model was not trained on {form}")
     how: dict[str, Any] = {"batch_size": reading.batch_size, "names": names}
+    if isinstance(path, Topic):
+        return topic_reader(path, form, schema, on_error=reading.on_error, **how)
+    if form == "json":
+        raise ValueError("json is for messages: pass --data kafka://HOST:PORT/TOPIC, or files of another format")
     if form == "parquet":
         missing = missing_texts(learned, schema)
         schema = {name: value for name, value in schema.items() if name not in _OF_TEXT}

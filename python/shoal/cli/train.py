@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from shoal.base.defaults import CLICK_BATCH_SIZE
 from shoal.cli.answers import Answer
 from shoal.cli.options import Command, Group, option
-from shoal.cli.reading import Reading, format_of, open_reader, schema_of, without
+from shoal.cli.reading import Reading, delayed, format_of, open_reader, schema_of, source_of, without
 from shoal.cli.train_grid import fitted_grid, grid_values
 from shoal.cli.train_options import TrainOptions
 from shoal.cli.train_run import Data, check_names, fitted, open_data, open_store, restarted_with_workers, tidied
@@ -196,11 +196,13 @@ def train_ctr(options: TrainOptions) -> Answer:
         raise ValueError("--metric accuracy is of several classes: pass --metric logloss or auc")
     if not options.data.data:
         raise ValueError("the run has no examples: pass --data FILE, or set data in [data]")
+    source = source_of(options.data)
     form = format_of(options.data.data, options.data.format, quiet=options.quiet)
     config = checked(replace(options, data=replace(options.data, format=form)))
     valid = open_config_reader(config, config.data.valid) if config.data.valid else None
     names = FeatureNames() if config.output.names else None
-    data = Data(without(open_config_reader(config, config.data.data, names), config.data), valid)
+    train = delayed(open_config_reader(config, source, names), config.data)
+    data = Data(without(train, config.data), valid)
     check_names(config, data.train)
     config = with_intervals(config, data.train)
     if options.threads is not None:

@@ -16,7 +16,16 @@ from shoal.base.progress import rows_bar
 from shoal.base.settings import to_toml
 from shoal.base.streams import escape_text
 from shoal.cli.answers import DONE, Answer, warn
-from shoal.cli.reading import Reading, format_of, open_reader, schema_of, with_known_columns, without
+from shoal.cli.reading import (
+    Reading,
+    delayed,
+    format_of,
+    open_reader,
+    schema_of,
+    source_of,
+    with_known_columns,
+    without,
+)
 from shoal.cli.tracking import check_logging, make_trackers
 from shoal.cli.train_summary import (
     count_names,
@@ -194,10 +203,12 @@ def open_data(options: TrainOptions) -> Data:
         )
     if options.grid and options.tables.table is not None:
         raise ValueError("--grid makes a table for each model: leave out --table")
+    source = source_of(config)
     form = format_of(config.data, config.format, quiet=options.quiet)
     reading = Reading.of(config, options.train.batch_size or BATCH_SIZE)
     schema = schema_of(config, form)
-    train = open_reader(config.data, form, reading, schema, FeatureNames() if options.output.names else None)
+    names = FeatureNames() if options.output.names else None
+    train = delayed(open_reader(source, form, reading, schema, names), config)
     train = without(with_known_columns(train, config.ignore), config)
     schema |= {name: columns for name, columns in train.schema.items() if name == "categorical"}
     data = Data(train, open_reader(config.valid, form, reading, schema) if config.valid else None)

@@ -127,7 +127,7 @@ class Reader(ABC):
                 for batch, cursor in batches:
                     seen.cursor = cursor
                     if len(without) and len(batch):
-                        batch = left_out(batch, without)  # noqa: PLW2901
+                        batch = left_out(batch, without)
                         if is_live and not len(batch):  # which would say that nothing has arrived
                             continue
                     yield batch

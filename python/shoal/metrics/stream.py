@@ -129,7 +129,7 @@ class StreamMetrics(ABC):
             mine.merge(theirs)
 
     def totals(self) -> Integers:
-        """Return what the module calls totals: int64, as many for all of a kind, 27 at most."""
+        """Return what the module calls totals: int64, as many for all of a kind, 26 at most."""
         return np.array(self._totals(), np.int64)
 
     def _totals(self) -> list[int]:

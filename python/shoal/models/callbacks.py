@@ -2,6 +2,7 @@
 
     fit_begins   before the first batch
     batch_done   after each batch
+    stream_idle  while nothing arrives of a stream
     pass_done    after each pass, measured on valid
     fit_ends     after the last pass, with the weights that are kept; or after an error
 
@@ -110,6 +111,9 @@ class Callback:
     def batch_done(self, progress: FitProgress) -> None:
         """Run after each batch."""
 
+    def stream_idle(self, progress: FitProgress) -> None:
+        """Run while nothing arrives of a stream, some twenty times a second."""
+
     def pass_done(self, progress: FitProgress) -> None:
         """Run after each pass and its validation."""
 
@@ -117,7 +121,7 @@ class Callback:
         """Run at the end of the fit, with the final weights; ``error`` is the exception that ended it, or None."""
 
 
-_METHODS = ("fit_begins", "batch_done", "pass_done", "fit_ends")
+_METHODS = ("fit_begins", "batch_done", "stream_idle", "pass_done", "fit_ends")
 
 
 def _check_methods(callback: Callback) -> None:
@@ -148,6 +152,7 @@ class Callbacks(FitObserver):
         self._listed = [one for one in listed if isinstance(one, Callback)]
         self._begun: list[Callback] = []
         self._on_batch = [one.batch_done for one in self._listed if type(one).batch_done is not Callback.batch_done]
+        self._on_idle = [one.stream_idle for one in self._listed if type(one).stream_idle is not Callback.stream_idle]
         self._on_pass = [one.pass_done if isinstance(one, Callback) else one for one in listed]
         self._batches = 0
 
@@ -183,6 +188,11 @@ class Callbacks(FitObserver):
         number = len(self._model.history.passes) + 1 if self._on_batch else 0
         for call in self._on_batch:
             call(FitProgress(self._model, number, self._batches, seen[0]))
+
+    def idle(self) -> None:
+        """Pass it on."""
+        for call in self._on_idle:
+            call(FitProgress(self._model, len(self._model.history.passes) + 1, self._batches, None))
 
     def pass_done(self, fit_state: Callable[[], FitState]) -> None:
         """Pass it on."""

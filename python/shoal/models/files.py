@@ -52,6 +52,7 @@ MODEL_FILE = "model.json"
 CERTIFICATE_FILE = "certificate.json"  # of a model that was trained without some examples (shoal.lineage)
 CONFIG_FILE = "config.toml"  # the configuration of the run that has saved the model
 ONNX_TOWER = "tower.onnx"  # an extra of an export: the dense part of a click model as ONNX
+EVENT_TIME = "event_time"  # in the description of an export: `Record.event_time`
 FORMAT = "shoal model"
 VERSION = 1
 LOGISTIC = "logistic regression"

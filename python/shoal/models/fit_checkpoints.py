@@ -151,6 +151,10 @@ class FitCheckpointer(FitObserver):
         if self._team is None or self._team.is_alone:
             self._save(fit_state())
 
+    def stopped(self, fit_state: Callable[[], FitState]) -> None:
+        """Write a checkpoint."""
+        self.pass_done(fit_state)
+
     def _save(self, fit_state: FitState) -> None:
         """Write the model with the state of its fit, whose examples are those of all workers."""
         record = self._model.record

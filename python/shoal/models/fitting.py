@@ -44,7 +44,7 @@ def fit(
             checkpointer = FitCheckpointer(first, checkpoint)
             leaving.enter_context(remove_if_failed(checkpointer.directory))
         team = Team(first.store, first.name, first.tolerance)
-        run = Progress(models, team, plan, None if checkpointer is None else checkpointer.every)
+        run = Progress(models, team, plan, None if checkpointer is None else checkpointer.every, given.reader)
         observers = [*observers] if checkpointer is None else [*observers, checkpointer]
         if watching:
             observers.append(watching)

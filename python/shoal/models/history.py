@@ -91,6 +91,9 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     repeated : int
         Examples that the model may have learned from twice, under SSP and ASP: they were in flight when a worker died,
         or when the checkpoint was written that the fit was resumed from.
+    late : int
+        Examples of a topic whose events were older than the latest one before them in their partition by more than the
+        ``lateness`` of the reader. They are learned from all the same.
     """
 
     number: int
@@ -105,6 +108,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     grouped: GroupedAUC | None = None
     unmeasured: int = 0
     repeated: int = 0
+    late: int = 0
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,6 +307,7 @@ class Record:
         self.classes = classes  # the labels of y that are 0, 1, ...
         self.columns = columns  # of the array that the model has learned from
         self.best = Best()  # of the fit that is under way
+        self.event_time = 0  # of the latest event of a topic, in milliseconds since 1970; 0: none is known
 
     @property
     def history(self) -> History:

@@ -221,11 +221,18 @@ class FitObserver:
     def clock_done(self, fit_state: Callable[[], FitState]) -> None:
         """React to a clock in which this worker of several had no batch, since it has ended the pass."""
 
+    def idle(self) -> None:
+        """React to a stream of which nothing arrives; called some twenty times a second."""
+
     def pass_done(self, fit_state: Callable[[], FitState]) -> None:
         """React to the end of a pass, which was measured if there is validation data."""
 
     def interrupted(self, fit_state: Callable[[], FitState]) -> None:
         """React to Ctrl-C, SIGTERM or an error of the data: the fit ends after a batch, or between two passes."""
+
+    def stopped(self, fit_state: Callable[[], FitState]) -> None:
+        """React to the end of a stream by Ctrl-C or SIGTERM, where all workers have ended the same clock."""
+        self.interrupted(fit_state)
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Return the folder for the weights of the best pass; None: a temporary one."""

@@ -57,6 +57,8 @@ class ModelTrainer:
         # Malformed lines, and examples that may count twice, of this pass.
         self.skipped = 0
         self.repeated = 0
+        # Late examples of a stream, of this pass.
+        self.late = 0
         # Examples that the model had learned from when the pass began.
         self.known = model.examples
         self._plan = plan
@@ -86,8 +88,8 @@ class ModelTrainer:
     def begin(self, seen: StreamMetrics | None = None, sums: npt.NDArray[np.int64] | None = None) -> None:
         """Begin a pass, or a part of one; ``seen`` and ``sums``: the metrics of the one that this worker resumes."""
         self.seen = self.model.accumulator() if seen is None else seen
-        features, skipped, repeated = (0, 0, 0) if sums is None else sums[:TOTALS].tolist()
-        self._features, self.skipped, self.repeated = features, skipped, repeated
+        before = [0] * TOTALS if sums is None else sums[:TOTALS].tolist()
+        self._features, self.skipped, self.repeated, self.late = before
         self._sums = np.zeros(DIM, np.int64)
         self._counts, self._counted, self._auc, self._auc_due = None, 0, (0, 0), 0.0
         self._has_counts = len(self.seen.histogram()) > 0
@@ -110,7 +112,7 @@ class ModelTrainer:
     def sums(self) -> npt.NDArray[np.int64]:
         """Return the row of SUMS of what was learned from here."""
         row = np.zeros(DIM, np.int64)
-        row[:TOTALS] = self._features, self.skipped, self.repeated
+        row[:TOTALS] = self._features, self.skipped, self.repeated, self.late
         totals = self.seen.totals()
         row[TOTALS : TOTALS + len(totals)] = totals
         if self._has_counts:
@@ -230,6 +232,7 @@ class ModelTrainer:
                 features=self._features,
                 unmeasured=self.seen.unplaced,
                 repeated=self.repeated,
+                late=self.late,
             )
         )
         if dropped := self.model.nonfinite_rows() - self._dropped:
@@ -238,7 +241,7 @@ class ModelTrainer:
     def merge(self, seen: StreamMetrics, sums: npt.NDArray[np.int64]) -> None:
         """Make the pass that is about to end that of all workers, by their metrics and sums."""
         self.seen = seen
-        self._features, self.skipped, self.repeated = sums[:TOTALS].tolist()
+        self._features, self.skipped, self.repeated, self.late = sums[:TOTALS].tolist()
         self.model.record.examples = self.known + seen.examples
         if seen.unplaced or self.repeated:
             log.warning(

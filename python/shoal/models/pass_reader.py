@@ -3,9 +3,11 @@
     shares --> each: reader at the beginning of a block --> plan (sample, shuffle, warm up) --> own batches, in order
                                                                                      `learned` follows behind
 
+    stream --> parts side by side --> whichever has a batch, or nothing for a while --> plan --> own batches
+
 The reader is read ahead of learning: the place of each batch waits until that batch was learned from. A reader resumes
 at the beginning of a block, whose batches that were learned from are skipped; other data is read again from its
-beginning.
+beginning. Blocks of a stream may be cut elsewhere when they are read again, so there examples are skipped.
 
 Threads: batches belong to the thread that iterates, all else to the one that learns.
 """
@@ -18,7 +20,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shoal.data import Batch, Reader
-from shoal.data.rebatch import Cursor
+from shoal.data.live import Arrived, Events, Part
+from shoal.data.rebatch import Cursor, rows_of
+from shoal.data.stream import is_live, no_examples, side_by_side
 from shoal.models.plan import Plan
 from shoal.models.shares import Share
 
@@ -45,6 +49,8 @@ class _Place(NamedTuple):
     number: int
     examples: int
     block: _Begin
+    events: Events = Events()
+    files: tuple[int, ...] = ()
 
 
 class PassReader:
@@ -60,12 +66,16 @@ class PassReader:
         known: int,
         rank: int,
         workers: int,
+        files: Sequence[Sequence[int]] = (),
     ) -> None:
         self._plan = plan
         self._epoch = epoch
         self._known = known
         self._whole = plan.source(reader, epoch)
         self._own = (rank, workers)
+        # Whether shares are parts of a stream.
+        self.is_live = is_live(reader) and not plan.shuffles
+        self._files = files  # of a folder: `Part.files` of each share
         self._position: dict[str, Any] = {}
         if isinstance(self._whole, Reader):
             self._position = self._whole.position()
@@ -73,8 +83,11 @@ class PassReader:
         self._shares = list(shares)
         # The reader that was read last.
         self.last: object = self._whole
+        # late: Late examples of the batch that was learned from last. files_begun: digests of files up to its end.
+        self.late = 0
+        self.files_begun: tuple[int, ...] = ()
         self._sources: list[Iterable[Batch]] = []
-        for share in self._shares:
+        for share in () if self.is_live else self._shares:
             self._sources.append(self._open(share))
         self._ahead: deque[_Place] = deque()
         self._parts_done: list[Callable[[], float]] = [
@@ -103,7 +116,10 @@ class PassReader:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Generator[Batch]:
-        """Return the batches that were not learned from yet."""
+        """Return the batches that were not learned from yet; of a stream one without examples when nothing arrives."""
+        if self.is_live:
+            yield from self._arriving()
+            return
         for index, share in enumerate(self._shares):
             self.last = source = self._sources[index]
             is_reader = isinstance(source, Reader)
@@ -134,6 +150,20 @@ class PassReader:
             if share.next >= number:
                 self._check(share, examples)
 
+    def _arriving(self) -> Generator[Batch]:
+        assert isinstance(self._whole, Reader), "a stream is one"
+        nothing = no_examples(self._whole)
+        files = self._files or [()] * len(self._shares)
+        parts = [_LivePart(index, share, files[index]) for index, share in enumerate(self._shares)]
+        with closing(side_by_side(self._whole, [one.part for one in parts])) as arrivals:
+            for got in arrivals:
+                if got is None:
+                    yield nothing
+                    continue
+                for batch, place in parts[got.part].take(got, self._plan, self._epoch, self._known):
+                    self._ahead.append(place)
+                    yield batch
+
     @staticmethod
     def _check(share: Share, found: int) -> None:
         """Check the number of examples that were skipped."""
@@ -161,8 +191,11 @@ class PassReader:
         return share.rank, share.workers, place.number
 
     def learned(self) -> tuple[int, Share]:
-        """Record that it was learned from; return the index of its share, and what is left of that."""
-        index, number, examples, block = self._ahead.popleft()
+        """Record that it was learned from; return the index of its share, and what is left of that.
+
+        `late` and `files_begun` are then those of this batch.
+        """
+        index, number, examples, block, events, files = self._ahead.popleft()
         share = self._shares[index]
         cursor = block.cursor
         left = Share(
@@ -179,11 +212,72 @@ class PassReader:
             first=block.first,
             read=block.read,
             learned=block.learned,
+            end=share.end,
+            newest=events.newest or share.newest,
             counts=share.counts,
             repeats=share.repeats,
         )
+        self.late, self.files_begun = events.late, files
         return index, left
 
     def skipped_in(self, index: int) -> int:
         """Return how many malformed lines of a share were skipped, if this worker counts them."""
+        if self.is_live:
+            return 0  # they count with the batches behind them
         return int(getattr(self._sources[index], "skipped", 0)) if self._shares[index].counts else 0
+
+
+class _LivePart:
+    """A part of a stream that is read: the block that comes next."""
+
+    def __init__(self, index: int, share: Share, files: Sequence[int]) -> None:
+        begin = Cursor(share.file, share.offset, share.rows, share.skipped)
+        self.part = Part(
+            rank=share.rank,
+            num_splits=share.workers,
+            begin=begin,
+            end=share.end,
+            blocks=share.block,
+            newest=share.newest,
+            files=tuple(files),
+        )
+        self._index = index
+        self._block = _Begin(begin, share.block, share.first, share.read, share.learned)
+        self._number = share.next
+        self._drop = share.examples - share.learned  # that were learned from
+        self._late = 0
+        self._files: tuple[int, ...] = ()
+        self._newest = share.newest
+
+    def take(self, got: Arrived, plan: Plan, epoch: int, known: int) -> list[tuple[Batch, _Place]]:
+        """Make what arrived a block: return the batches of it that were not learned from, and their places."""
+        block, examples, number = self._block, self._block.learned, self._number
+        made: list[tuple[Batch, _Place]] = []
+        batches = plan.batches(
+            [got.batch],
+            epoch,
+            known,
+            block=block.number,
+            read=block.read,
+            learned=block.learned,
+            workers=self.part.num_splits,
+        )
+        before = self._newest
+        for batch, _ in batches:
+            first = min(self._drop, len(batch))
+            self._drop -= first
+            examples += len(batch)
+            if first < len(batch):
+                rest = rows_of(batch, first, len(batch))
+                made.append((rest, _Place(self._index, number, examples, block, Events(before, 0))))
+                number += 1
+        self._late, self._files = self._late + got.events.late, (*self._files, *got.files)
+        self._newest = got.events.newest or before
+        self._number = number
+        self._block = _Begin(got.cursor, block.number + 1, number, block.read + len(got.batch), examples)
+        if made:  # the last one leaves nothing of the block
+            batch, place = made[-1]
+            events = Events(self._newest, self._late)
+            made[-1] = batch, place._replace(block=self._block, events=events, files=self._files)
+            self._late, self._files = 0, ()
+        return made

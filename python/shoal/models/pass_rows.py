@@ -19,12 +19,14 @@ from shoal.base.decoders import msgpack_decoder
 from shoal.base.fit_rows import (
     COUNTS,
     DIM,
+    FILES,
     HEADER,
     PASSES,
     SAVED_SHARE,
     SAVED_SUMS,
     SHARE,
     STATE,
+    STOP,
     SUMS,
     TOTALS,
     Header,
@@ -74,6 +76,7 @@ class PassRows:
         self._largest = 0  # examples of a batch
         self._states: list[bytes] = []  # of the models, as rows have them
         self._blocks: dict[int, int] = {}  # of the histogram of each model
+        self._files: dict[int, list[int]] = {}  # digests of the names that each split of a folder has begun
 
     # ---- a division --------------------------------------------------------------------------------------------------
 
@@ -110,6 +113,36 @@ class PassRows:
         self.shares = [share for _, share, _ in found]
         self._done = [done for _, _, done in found]
         self._ended = 0
+        if self._writes:
+            self._files.clear()  # another worker may have continued with them
+
+    def files(self, share: Share) -> list[int]:
+        """Return the digests of the names of the files of a folder that a share has begun."""
+        if share.rank not in self._files:
+            known = 0 if share.examples == 0 else share.file + 1
+            keys = keys_of(FILES, share.rank, 0, -(-known // DIM))
+            rows = self._rows.pull(keys) if known else np.empty((0, DIM), np.int64)
+            for at, row in zip(keys.tolist(), rows, strict=True):
+                self._rows.knows(at, row)
+            self._files[share.rank] = rows.reshape(-1)[:known].tolist()
+        return list(self._files[share.rank])
+
+    def _begin_files(self, share: Share, begun: Sequence[int]) -> None:
+        """Set the digests of files that a batch was the first of, in the clock of the batch."""
+        if not begun:
+            return
+        files = self._files.setdefault(share.rank, [])
+        first = len(files) // DIM
+        files.extend(begun)
+        for at, row in self._file_rows(share.rank, first) if self._writes else ():
+            self._rows.set(at, row)
+
+    def _file_rows(self, rank: int, first: int = 0) -> list[tuple[int, Row]]:
+        files = self._files[rank]
+        rows = np.zeros((-(-len(files) // DIM), DIM), np.int64)
+        rows.reshape(-1)[: len(files)] = files
+        keys = keys_of(FILES, rank, 0, len(rows)).tolist()
+        return list(zip(keys, rows, strict=True))[first:]
 
     def left(self, *, is_saved: bool = False) -> list[list[Share]]:
         """Return what each worker of the division has left; ``is_saved``: rows are those of a checkpoint."""
@@ -151,7 +184,15 @@ class PassRows:
         if given.repeats:
             for trainer in trainers:
                 trainer.repeated += examples
-        self._end_shares(index, data, trainers)
+        if data.is_live:
+            for trainer in trainers:
+                trainer.skipped += share.skipped - given.skipped
+                trainer.late += data.late
+                record = trainer.model.record
+                record.event_time = max(record.event_time, share.newest)
+            self._begin_files(share, data.files_begun)
+        else:
+            self._end_shares(index, data, trainers)
         if not self._writes:
             return
         at = self._share_key(self._numbers[index])
@@ -163,9 +204,13 @@ class PassRows:
         self._set_states()
         self._rows.push()
 
-    def ended(self, data: PassReader, trainers: Sequence[ModelTrainer]) -> None:
-        """Account for the end of all shares of this worker, within the clock that is about to end."""
-        self._end_shares(len(self.shares), data, trainers)
+    def ended(self, data: PassReader, trainers: Sequence[ModelTrainer], *, is_over: bool = True) -> None:
+        """Account for the end of all shares of this worker, within the clock that is about to end.
+
+        ``is_over``: They have nothing left; otherwise a stream is to be divided again, or to end here.
+        """
+        if is_over:
+            self._end_shares(len(self.shares), data, trainers)
         if self._writes:
             self._add_metrics(trainers, with_counts=True)
 
@@ -250,6 +295,18 @@ class PassRows:
     def _state_keys(header: Header, rank: int, count: int) -> Keys:
         return keys_of(STATE, header.division % 2, rank, count)
 
+    # ---- the end of a stream -----------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Have all workers end their streams within this division."""
+        row = np.zeros((1, DIM), np.int64)
+        row[0, 0] = self.header.division
+        self._rows.assign([key(STOP)], row)
+
+    def is_stopped(self) -> bool:
+        """Whether a worker has called `stop`. Waits for the clocks that a pull waits for."""
+        return bool(self._rows.pull([key(STOP)])[0, 0] == self.header.division)
+
     # ---- all workers -------------------------------------------------------------------------------------------------
 
     def seen(self, trainer: ModelTrainer) -> tuple[StreamMetrics, Row]:
@@ -318,6 +375,9 @@ class PassRows:
         header.workers = 1
         rows[:, _OWNER] = 0
         self._rows.assign(_keys_of_shares(SHARE, header), rows)
+        for split in self._files:
+            for at, row in self._file_rows(split):
+                self._rows.assign([at], row[None])
         self.erase(header.epoch)
         for trainer in trainers:
             number = self._models.index(trainer.model)

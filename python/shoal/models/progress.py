@@ -40,6 +40,8 @@ from shoal.base.decoders import msgpack_decoder
 from shoal.base.fit_rows import HEADER, Header
 from shoal.base.plural import counted
 from shoal.data import Reader
+from shoal.data.live import Part
+from shoal.data.stream import is_live, parts_of
 from shoal.errors import DeadlineExceededError, ShoalError, WorkerLostError
 from shoal.models.history import Standing
 from shoal.models.learner import FitState, Learner
@@ -86,7 +88,9 @@ _records = msgpack_decoder(_Records)
 class Progress:
     """How far a fit is: its pass, its shares and its metrics, in rows that outlive its workers."""
 
-    def __init__(self, models: Sequence[Learner], team: Team, plan: Plan, every: int | None) -> None:
+    def __init__(
+        self, models: Sequence[Learner], team: Team, plan: Plan, every: int | None, reader: object = None
+    ) -> None:
         # The newest one that this worker has read.
         self.header = Header()
         # What this worker has of the present division.
@@ -101,6 +105,7 @@ class Progress:
         self._team = team
         self._rows: ProgressRows = team.rows
         self._plan = plan
+        self._stream = reader if isinstance(reader, Reader) and is_live(reader) and not plan.shuffles else None
         # has_found: Whether others have begun this fit. is_in_place: Whether this worker has the place of one of them.
         self.has_found = self.is_in_place = False
         self._splits: list[tuple[int, int]] = []  # of the workers
@@ -243,7 +248,7 @@ class Progress:
     def _begin(self, *, is_saved: bool, has_begun: bool) -> None:
         present, header = self._team.present, self.header
         if is_saved or has_begun:
-            new = divided(self.work.left(is_saved=is_saved), len(present))
+            new = divided(self.work.left(is_saved=is_saved), len(present), is_live=self._stream is not None)
             if is_saved and header.lags:
                 self.work.take_saved_sums()
             self._publish(dict(zip(present, new, strict=True)), clocks=header.clocks)
@@ -267,6 +272,9 @@ class Progress:
     def _whole(self) -> dict[int, list[Share]]:
         """Return the shares of a whole pass: each worker has its own split, and of those of the ones gone a part."""
         present = self._team.present
+        if self._stream is not None:
+            parts = [_share_of(part) for part in parts_of(self._stream, len(present))]
+            return {rank: parts[index :: len(present)] for index, rank in enumerate(present)}
         shares = [[Share(rank=rank, workers=workers)] for rank, workers in self._splits]
         if self._team.is_alone:
             return {present[0]: shares[present[0]]}
@@ -362,7 +370,10 @@ class Progress:
         """
         if self._team.is_alone or not self.writes:
             return False
-        left = [shares for shares in self.work.left() if shares]
+        lists = self.work.left()
+        if self._stream is not None:
+            return self._divide_stream(lists)
+        left = [shares for shares in lists if shares]
         if not left:
             return False
         if self._team.leads:
@@ -376,6 +387,18 @@ class Progress:
         if not self._is_shared:
             return False
         self._until_published(lambda: self._publish(self._with_rest({}, left), clocks=self.work.clocks))
+        return True
+
+    def _divide_stream(self, lists: list[list[Share]]) -> bool:
+        """Divide the parts of workers that are gone among the others, which keep their own."""
+        present = self._team.present
+        gone = [shares for rank, shares in enumerate(lists) if shares and rank not in present]
+        if not any(lists):
+            return False
+        if self._team.leads and gone:
+            log.warning("%s ended: the others read its parts of the stream", counted(len(gone), "worker"))
+        own = {rank: lists[rank] if rank < len(lists) else [] for rank in present}
+        self._until_published(lambda: self._publish(self._with_rest(own, gone), clocks=self.work.clocks))
         return True
 
     # ---- the end of a pass -------------------------------------------------------------------------------------------
@@ -399,7 +422,9 @@ class Progress:
         def next_pass() -> None:
             publish()
             known = min(model.examples for model in self._models)
-            self._publish(self._whole(), epoch=before.epoch + 1, known=known, clocks=0)
+            is_last = self._stream is not None  # a stream has one pass
+            next_one = {rank: [] for rank in self._team.present} if is_last else self._whole()
+            self._publish(next_one, epoch=before.epoch + 1, known=known, clocks=0)
 
         self._until_published(next_pass)
         if self.writes and self._team.leads:
@@ -418,6 +443,11 @@ class Progress:
             self._until_published(publish)
         else:
             publish()
+
+
+def _share_of(part: Part) -> Share:
+    begin = part.begin
+    return Share(rank=part.rank, workers=part.num_splits, file=begin.file, offset=begin.offset, end=part.end)
 
 
 def _difference(said: Mapping[int, _Hello]) -> Exception | None:

@@ -46,6 +46,9 @@ class PublishDelta(Callback):
 
     Notes
     -----
+    Of a topic an export has the time of the latest event that the model has learned from, from which a server tells how
+    fresh its predictions are (``shoal_freshness_seconds``).
+
     An export has rows, dense part and calibration of the moment after a batch. A delta costs what has changed: rows
     that the table has recorded since the last one. Training waits for it. An export that fails is logged, and the next
     one is full; the fit goes on.
@@ -84,6 +87,11 @@ class PublishDelta(Callback):
         """Export the model, if it is time."""
         if time.monotonic() - self._last >= self._every:
             self._publish(progress.model)
+
+    def stream_idle(self, progress: FitProgress) -> None:
+        """Export the model, if it is time, and it has learned anything since the last time."""
+        if progress.model.examples != self._examples:
+            self.batch_done(progress)
 
     def fit_ends(self, progress: FitProgress, error: BaseException | None) -> None:
         """Export the model as it is at the end, unless the fit has failed."""

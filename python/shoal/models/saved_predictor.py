@@ -139,6 +139,9 @@ class SavedPredictor(StoreOwner, Predictor):
         described, parts = self.described()
         if onnx:
             parts[files.ONNX_TOWER] = self.onnx_tower()
+        description = files.describe(described)
+        if self._record.event_time:
+            description[files.EVENT_TIME] = self._record.event_time
         return store.export(
             directory,
             dtype=dtype,
@@ -147,7 +150,7 @@ class SavedPredictor(StoreOwner, Predictor):
             tables=[table.name for table in self._tables],
             version=version,
             overwrite=overwrite,
-            model=ModelParts(files.describe(described), parts),
+            model=ModelParts(description, parts),
             storage_options=storage_options,
         )
 

@@ -5,6 +5,8 @@
     numbers of the split    0 1 2 3 4 5 6 7 8 9 ...
                                   ^ next, and then every step-th     a share of 2 workers: next 3 and 4, step 2
 
+A part of a stream is a share too, of which a worker may have several at a time; it is never read by two.
+
 A fit that continues with as many workers gives each its own shares. With fewer, a worker gets the shares of several,
 one after another. With more, several workers read the same share, and each learns from every k-th batch that is left.
 
@@ -50,6 +52,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     # read, learned: Examples of the reader, and of the batches, before the block.
     read: int = 0
     learned: int = 0
+    # end, newest: Of a part of a stream (`shoal.data.live.Part`): what it is read up to, and its latest event.
+    end: int = -1
+    newest: int = 0
     # Whether malformed lines count, of several workers that read the same.
     counts: bool = True
     # Batches from `next` on that may have been learned from already.
@@ -69,8 +74,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 ROW = len(Share.__struct_fields__)
 
 
-def divided(lists: Sequence[Sequence[Share]], workers: int) -> list[list[Share]]:
-    """Divide what workers have left of a pass, a list each, among ``workers``."""
+def divided(lists: Sequence[Sequence[Share]], workers: int, *, is_live: bool = False) -> list[list[Share]]:
+    """Divide what workers have left of a pass, a list each, among ``workers``; ``is_live``: shares are whole."""
+    if is_live and workers > len(lists):
+        shares = [share for its in lists for share in its]
+        return [shares[rank::workers] for rank in range(workers)]
     if workers <= len(lists) or not lists:
         return [[share for shares in lists[rank::workers] for share in shares] for rank in range(workers)]
     divisions = []

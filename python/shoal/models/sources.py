@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shoal.data import Batch, Reader, hash_strings
 from shoal.data.interactions import field_of
+from shoal.data.stream import is_divided, is_endless
 from shoal.errors import ShoalError
 from shoal.models.learner import Evaluable
 
@@ -80,6 +81,14 @@ def check_valid(model: Evaluable, valid: Iterable[Batch]) -> None:
         raise ValueError(f"valid: {why_empty(valid)}, so nothing can be measured")
     if groups is not None:
         model.check_groups(groups)
+
+
+def check_endless(data: object, valid: object, *, shuffles: bool) -> None:
+    """Raise ValueError for what a stream that is read in parts cannot be used for."""
+    if shuffles and is_divided(data):
+        raise ValueError(f"{path_of(data)} is learned from as it arrives: leave out shuffle")
+    if is_endless(valid):
+        raise ValueError(f"valid is {path_of(valid)}, which never ends: pass examples that do")
 
 
 def check_iterable(data: object, what: str, passes: int) -> None:

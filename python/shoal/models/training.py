@@ -30,12 +30,14 @@ Threads: the caller's; a helper prepares ahead (preprocessing.py). The models' s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 
 from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.base.scalars import plain
 from shoal.data import Batch, Reader
+from shoal.data.stream import follows_files, is_endless, is_live
 from shoal.errors import ShoalError
 from shoal.models.evaluation import begun_early, check_data, evaluate, measure, predicted
 from shoal.models.history import Best, Fit
@@ -48,9 +50,19 @@ from shoal.models.progress import Progress
 from shoal.models.progress_bar import show_progress
 from shoal.models.room import RoomForRows
 from shoal.models.shares import share_of
-from shoal.models.sources import check_iterable, check_stream, check_valid, fingerprint, path_of, why_empty
+from shoal.models.sources import (
+    check_endless,
+    check_iterable,
+    check_stream,
+    check_valid,
+    fingerprint,
+    path_of,
+    why_empty,
+)
 from shoal.models.team import Team, WorkersMoveError
 from shoal.storage.base import StorageDir
+
+_LOOK_SECONDS = 1.0  # after which a worker asks whether another one has ended their stream
 
 _Ready = tuple[Batch, Prepared]
 
@@ -79,6 +91,8 @@ class Training:
         self._stack = ExitStack()
         self._trainers: list[ModelTrainer] = []
         self._is_within = False  # whether any batch of the pass was learned from
+        self._stops = False  # whether a stream of several workers ends
+        self._look_at = 0.0  # when this is asked next
 
     def train(self, resumed: FitState | None) -> None:
         """Train all models; see `shoal.models.Model.fit`. They share their prepared batches, and on a cluster a store.
@@ -240,7 +254,9 @@ class Training:
             known=header.known,
             rank=store.rank,
             workers=store.num_workers,
+            files=[run.work.files(share) for share in run.work.shares] if follows_files(self._reader) else (),
         )
+        is_paused = False
         self._last = data.last
         progress = self._progress if self._team.leads else False
         with (
@@ -256,6 +272,12 @@ class Training:
             room = RoomForRows(self._stores, data)
             try:
                 for batch, prepared in self._until_the_data_fails(ready):
+                    if data.is_live and not len(batch):
+                        self._idle()
+                        if is_paused := self._pauses(interrupted):
+                            break
+                        self._end_if_told(interrupted)
+                        continue
                     run.work.begin_batch(data.index)
                     for observer in self._observers:
                         observer.batch_begins(batch)
@@ -272,23 +294,66 @@ class Training:
                     for observer in self._observers:
                         observer.batch_done([trainer.seen for trainer in trainers], self._fit_state)
                     bar.update()
-                    self._check_change()
-                    if (interrupt := interrupted()) is not None and not self._leaves():
-                        run.work.leave()
-                        for observer in self._observers:
-                            observer.interrupted(self._fit_state)
-                        raise interrupt
+                    if data.is_live and (is_paused := self._pauses(interrupted)):
+                        break
+                    self._end_if_told(interrupted)
             except ShoalError as error:  # another worker may have ended at the same signal before
                 if (interrupt := interrupted()) is not None:
                     raise interrupt from error
                 raise
         self._last = data.last
-        run.work.ended(data, trainers)
+        run.work.ended(data, trainers, is_over=not is_paused)
         while first.step_without_batch():
             run.work.tick()
             self._clock_done()
             self._check_change()
         self._team.end_clocks(header.division, self._clock_done)
+        if self._stops:
+            self._stop(trainers, interrupted() or Terminated())
+
+    def _end_if_told(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> None:
+        """End the fit, or leave the job, if this process was told to, or if the job has other workers."""
+        self._check_change()
+        if (interrupt := interrupted()) is not None and not self._leaves():
+            self._run.work.leave()
+            for observer in self._observers:
+                observer.interrupted(self._fit_state)
+            raise interrupt
+
+    # ---- streams -----------------------------------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        """Let the clocks of the others go on while nothing arrives."""
+        for observer in self._observers:
+            observer.idle()
+        # What has an end is there already, and is waited for: then batches and clocks do not depend on the time.
+        if is_endless(self._reader) and not self._team.is_alone and self._team.can_continue:
+            self._run.work.tick()
+            self._clock_done()
+            self._look_at = 0.0  # the pull waits for the others, so that this worker is not clocks ahead
+
+    def _pauses(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> bool:
+        """Whether all workers end their clocks here: one is told to end, or has gone and the others take its parts."""
+        team, work = self._team, self._run.work
+        if team.is_alone or not team.can_continue or self._leaves():
+            return False
+        if interrupted() is not None and not self._stops:
+            work.stop()
+            self._stops = True
+        elif not self._stops and (now := time.monotonic()) >= self._look_at:
+            self._stops, self._look_at = work.is_stopped(), now + _LOOK_SECONDS
+        return self._stops or any(rank in team.present for rank in team.store.member.lost_workers)
+
+    def _stop(self, trainers: Sequence[ModelTrainer], interrupt: KeyboardInterrupt) -> None:
+        """End the fit, of which all workers have ended the same clock."""
+        for observer in self._observers:
+            observer.stopped(self._fit_state)
+        for trainer in trainers:
+            trainer.merge(*self._run.work.seen(trainer))
+        self._team.meet()  # nobody ends while another one writes
+        raise interrupt
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _clock_done(self) -> None:
         for observer in self._observers:
@@ -348,6 +413,12 @@ def check_fit(models: Sequence[Learner], given: FitInput, *, has_best_folder: bo
     first, (reader, valid, plan) = models[0], given
     first.check_plan(plan)
     check_iterable(reader, "reader", passes=plan.epochs)
+    check_endless(reader, valid, shuffles=plan.shuffles)
+    if is_live(reader) and first.store.num_workers > 1 and not first.tolerance.loss:
+        raise ValueError(
+            f"a stream of several workers has clocks without batches, and this kind of fit has none"
+            f"{first.tolerance.remedy}: train with one worker"
+        )
     if valid is not None:
         check_iterable(valid, "valid", passes=plan.epochs)
     elif plan.patience is not None or plan.plateau is not None:

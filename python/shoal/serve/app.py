@@ -25,8 +25,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import math
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -39,12 +41,13 @@ from prometheus_client.registry import Collector
 from shoal import _core
 from shoal.base.exposition import render
 from shoal.errors import ShoalError
+from shoal.models.files import EVENT_TIME
 from shoal.serve import protocols
 from shoal.serve.bodies import JSON, check_usable
 from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError, UnavailableError
 from shoal.serve.live import LiveModel
 from shoal.serve.native import make_handler
-from shoal.serve.served import ServedModel
+from shoal.serve.served import Model, ServedModel
 from shoal.serve.versions import ServedVersions, UnknownVersionError, settings_of
 
 if TYPE_CHECKING:
@@ -87,6 +90,13 @@ class Response(NamedTuple):
 def path_of(target: str) -> str:
     """Return the path of the target of a request."""
     return unquote(target.partition("?")[0])
+
+
+def _age(model: Model) -> float:
+    """Return the seconds since the latest event that a model has learned from."""
+    description = (None if model.exported is None else model.exported.model) or {}
+    at = description.get(EVENT_TIME, 0)
+    return time.time() - at / 1000 if isinstance(at, int) and at > 0 else math.nan
 
 
 def _json(what: Any, status: int = 200) -> Response:
@@ -242,6 +252,8 @@ class Handler:
             ("held_bytes", "Memory of the requests in progress, in bytes", lambda: self.budget.held),
         ):
             Gauge(f"shoal_serve_{name}", what, **more).set_function(read)
+        what = "Seconds since the latest event that the served model has learned from; NaN: its time is not known"
+        Gauge("shoal_freshness_seconds", what, **more).set_function(lambda: _age(self._first.now))
 
     def answer(self, request: Request) -> Response:
         """Answer a request; an error is an answer, too."""
