@@ -11,8 +11,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +18,10 @@ import numpy as np
 import pytest
 
 import shoal
+from changing_workers import CountedRegression, Program, Span, run
 from click_config import click_config
-from cluster_fakes import TIMEOUT, declare_dead
-from cluster_standin import Cluster, cluster
-from killed_workers import SERVERS, Boundaries, Calls, KilledError, workers_of
+from cluster_fakes import TIMEOUT
+from killed_workers import Boundaries, Calls, KilledError, workers_of
 from shoal.base.fit_rows import HEADER
 from shoal.base.interrupts import Terminated
 from shoal.cluster.worker.cluster_store import ClusterStore
@@ -56,13 +54,6 @@ class Found(NamedTuple):
     sizes: list[int]
 
 
-class CountedRegression(shoal.LogisticRegression):
-    """The rule adds 1 to the row of a key for each gradient of 1, which each of its examples pushes."""
-
-    def _backward(self, *arguments: Any) -> Any:
-        return [np.full(gradient.shape, -1.0, np.float32) for gradient in super()._backward(*arguments)]
-
-
 def learn(store: shoal.Store, log: Path, sizes: list[int], **how: Any) -> Found:
     reader = shoal.read_libsvm(log, batch_size=BATCH)
     part = reader.split(store.rank, store.num_workers)
@@ -81,52 +72,6 @@ def learn(store: shoal.Store, log: Path, sizes: list[int], **how: Any) -> Found:
             [done.valid.examples for done in passes if done.valid is not None],
             sizes,
         )
-
-
-Program = Callable[[shoal.Store, list[int]], Any]
-Span = int | tuple[int, int]  # of the number of workers
-
-
-def work(made: Cluster, last: int | None, program: Program, mode: Any, span: Span, returns: bool) -> tuple[Any, int]:
-    """Run a program as a worker, again whenever the number of workers has changed; it dies before a call of its first.
-
-    Returns
-    -------
-    (result, calls)
-        Of one that has died and not come back, or has left, None, and the calls of its first job.
-    """
-    sizes: list[int] = []
-    counted = None
-    while True:
-        store = shoal.connect(made.address, workers=span, threads=1, timeout=TIMEOUT, consistency=mode)
-        calls = Calls(store, last if counted is None else None)
-        counted = counted or calls
-        sizes.append(store.num_workers)
-        try:
-            with store:
-                return program(store, sizes), counted.count
-        except shoal.errors.WorkersChangedError as change:
-            if change.leaves:
-                return None, counted.count
-        except KilledError:
-            rank = store.rank
-            store._scheduler.close()
-            declare_dead(made.scheduler, "worker", rank)
-            if not returns:
-                return None, counted.count
-
-
-def run(
-    workers: int, deaths: dict[int, int], program: Program, mode: Any, span: Span, *, returns: bool = False
-) -> list[tuple[Any, int]]:
-    with cluster(SERVERS, 1) as made, ThreadPoolExecutor(workers) as pool:
-        ends = [pool.submit(work, made, deaths.get(one), program, mode, span, returns) for one in range(workers)]
-        errors = [error for end in ends if (error := end.exception(2 * TIMEOUT)) is not None]
-        if errors and all("workers have died, and none has handed over its state" in str(error) for error in errors):
-            pytest.skip("all workers of the first job have died before the others came")
-        if errors:  # all of them: one of the workers has failed first
-            raise BaseExceptionGroup(str(deaths), errors)
-        return [end.result() for end in ends]
 
 
 PLANS = {

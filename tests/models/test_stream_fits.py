@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import shoal
+from changing_workers import CountedRegression, Span
+from changing_workers import run as changing
+from cluster_fakes import TIMEOUT, HeldPort
 from killed_workers import run
 from mock_kafka import PARTITIONS, brokers, produce
 from shoal.base.interrupts import Terminated
+from shoal.cluster.protocol.scheduler_client import SchedulerClient
+from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.data import Following
-from shoal.models import Callback, Checkpointing
+from shoal.models import Callback, Checkpointing, PublishDelta
+from shoal.serve.app import Handler
+from shoal.serve.limits import Limits
+from shoal.serve.versions import ServedVersions
 
 BATCH, EACH = 20, 130  # examples of a batch, and of a partition
 
@@ -142,11 +156,11 @@ def test_what_arrives_after_a_stop_is_read_by_the_fit_that_resumes(servers: str,
     """Batches are cut by a delay: each example counts once, however they are cut when they are read again."""
     reader = shoal.read_kafka(servers, "growing", batch_size=64, max_delay=0.05)
     sent = 0
-    for attempt in range(4):
+    for _ in range(4):
         for partition in range(2):
             produce(servers, "growing", lines_of(0)[:37], partition)
         sent += 74
-        with shoal.LogisticRegression(warm_up=attempt == 3) if attempt < 0 else shoal.LogisticRegression() as model:
+        with shoal.LogisticRegression() as model:
             stop = Stop(sent)
             with pytest.raises(Terminated):
                 model.fit(reader, checkpoint=Checkpointing(tmp_path / "m", resume=True), callbacks=stop, progress=False)
@@ -206,3 +220,190 @@ def test_what_a_stream_cannot_do_is_refused(servers: str, tmp_path: Path) -> Non
             model.fit(topic(servers), valid=topic(servers, until=None))
         model.fit(topic(servers), valid=topic(servers), progress=False)
         assert model.history.passes[-1].valid.examples == PARTITIONS * EACH
+
+
+# ---- workers that die, and others ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def counted(servers: str) -> np.ndarray[Any, Any]:
+    """Every message has one key of its own: its row shows how often it was learned from."""
+    for partition in range(PARTITIONS):
+        keys = range(partition * 90, partition * 90 + 90)
+        produce(servers, "counted", [b"%d %d:1" % (key % 2, key) for key in keys], partition)
+    return np.arange(PARTITIONS * 90, dtype=np.uint64)
+
+
+@pytest.mark.parametrize(("span", "dying"), [(3, 1), (3, 2), ((2, 3), 1)])
+def test_the_parts_of_workers_that_die_are_read_by_the_others(
+    servers: str, counted: np.ndarray[Any, Any], span: Span, dying: int
+) -> None:
+    def program(store: shoal.Store, sizes: list[int]) -> list[float]:
+        reader = shoal.read_kafka(servers, "counted", until="end", batch_size=4)
+        with CountedRegression(shoal.SGD(lr=1.0), store=store, bias=False, warm_up=False) as model:
+            model.fit(reader.split(store.rank, store.num_workers), progress=False)
+            store.barrier()
+            assert model.examples == len(counted)
+            return model.table.pull(counted).reshape(-1).tolist()
+
+    draw = random.Random(dying)
+    whole = changing(3, {}, program, shoal.BSP(), span)
+    assert all(found == [1.0] * len(counted) for found, _ in whole)
+    for _ in range(3):
+        deaths = {rank: draw.randrange(1, min(calls for _, calls in whole)) for rank in draw.sample(range(3), dying)}
+        found = [one for one, _ in changing(3, deaths, program, shoal.BSP(), span) if one is not None]
+        assert len(found) >= 3 - dying, deaths
+        assert all(one == [1.0] * len(counted) for one in found), deaths
+
+
+SHOAL = [sys.executable, "-m", "shoal"]
+LAUNCH = [*SHOAL, "launch", "--servers", "3", "--replicas", "1", "--worker-restarts", "3"]
+
+
+@contextmanager
+def launched(
+    workers: int, data: list[str], out: Path, *more: str, options: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    command = [*LAUNCH, *options, "--workers", f"{workers}", *SHOAL, "train", "lr", "--cluster", "--data", *data]
+    command += ["--format", "libsvm", "--output", str(out), "--quiet", *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+EVERY = ["--checkpoint-every", "50"]
+
+
+def wait_for_checkpoint(out: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until the fit is under way."""
+    last = time.monotonic() + TIMEOUT
+    while not (out / "model.json").exists() and process.poll() is None:
+        assert time.monotonic() < last
+        time.sleep(0.05)
+
+
+def wait_for_examples(address: str, examples: int, process: subprocess.Popen[str]) -> None:
+    last = time.monotonic() + 2 * TIMEOUT
+    while process.poll() is None:
+        with SchedulerClient(address, "observer") as client:  # which the scheduler that was killed may have forgotten
+            fits = client.call(GetStatus(), StatusReply, TIMEOUT).fits
+        if fits and fits[0].known + fits[0].models[0].examples == examples:
+            return
+        assert time.monotonic() < last, fits
+        time.sleep(0.1)
+
+
+def kill(launcher: int, role: str, draw: random.Random) -> None:
+    """Kill a process that a launcher has started: a worker, a server, or the scheduler."""
+    children = psutil.Process(launcher).children(recursive=True)
+    word = "train" if role == "worker" else role
+    found = [one for one in children if word in one.cmdline() and not any("guard" in it for it in one.cmdline())]
+    if found:
+        draw.choice(found).kill()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+def test_killed_processes_change_no_bit(servers: str, tmp_path: Path) -> None:
+    """SIGKILL of workers and of a server: the model is that of the same lines in files."""
+    each = 1200
+    draw = random.Random(seed := random.SystemRandom().randrange(1 << 32))
+    print("seed", seed)
+    texts = [[b"%d %d:1" % (draw.randrange(2), draw.randrange(100)) for _ in range(each)] for _ in range(2)]
+    for partition, text in enumerate(texts):
+        produce(servers, f"bits{seed}", text, partition)
+        (tmp_path / f"{partition}").write_bytes(b"\n".join(text) + b"\n")
+    found = []
+    for data in [f"{tmp_path}/0", f"{tmp_path}/1"], [f"kafka://{servers}/bits{seed}?until=end"]:
+        out = tmp_path / f"model{len(found)}"
+        with launched(2, data, out, "--batch-size", "2", "--max-delay", "1000", "--resume", *EVERY) as process:
+            for role in ("worker", "server", "worker") if found else ():
+                wait_for_checkpoint(out, process)
+                time.sleep(draw.uniform(0.0, 1.0))
+                if process.poll() is None:
+                    kill(process.pid, role, draw)
+            output, _ = process.communicate(timeout=4 * TIMEOUT)
+            assert process.returncode == 0, output
+        with shoal.models.load(out) as model:
+            found.append((model.table.digest(), model.examples))
+    assert found[0] == found[1]
+    assert found[0][1] == 2 * each
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+def test_an_endless_fit_counts_each_message_once_over_kills_a_stop_and_a_resume(servers: str, tmp_path: Path) -> None:
+    """SIGKILL of workers, a server and the scheduler while messages arrive; then SIGTERM, and other workers."""
+    draw = random.Random(seed := random.SystemRandom().randrange(1 << 32))
+    print("seed", seed)
+    out, sent, topic_url = tmp_path / "model", 0, f"kafka://{servers}/endless{seed}"
+    for workers, roles in ((2, ("worker", "server", "scheduler", "worker")), (3, ()), (1, ("server",))):
+        more = ["--batch-size", "16", "--max-delay", "0.1", "--resume", *EVERY]
+        with HeldPort() as held, ExitStack() as stack:
+            options = ["--scheduler", held.address, "--storage-roots", str(tmp_path)]
+            process = stack.enter_context(launched(workers, [topic_url], out, *more, options=options))
+            for role in ("", *roles):
+                for partition in range(PARTITIONS):
+                    count = draw.randrange(60)
+                    produce(servers, f"endless{seed}", lines_of(partition)[:count], partition)
+                    sent += count
+                if role:
+                    wait_for_checkpoint(out, process)
+                    time.sleep(draw.uniform(0.5, 2.0))
+                    assert process.poll() is None, process.communicate()
+                    kill(process.pid, role, draw)
+            wait_for_examples(held.address, sent, process)
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=4 * TIMEOUT)
+            assert process.returncode == 143, output
+        with shoal.models.load(out) as model:
+            assert model.examples == sent, output
+
+
+# ---- event time, and freshness ---------------------------------------------------------------------------------------
+
+EVENTS = ["1,a,1000", "0,b,1100", "1,a,1039", "0,b,1040", "1,a,2026-11-29T12:00:00+00:00", "0,b,"]
+SCHEMA = {"label": "click", "categorical": ["ad"]}
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+@pytest.mark.parametrize("batch_size", [1, 8192])
+def test_late_events_are_learned_from_and_counted(servers: str, tmp_path: Path, form: str, batch_size: int) -> None:
+    texts, schema = EVENTS, SCHEMA | {"columns": ["click", "ad", "at"]}
+    if form == "json":
+        pytest.importorskip("pyarrow")
+        rows = [text.split(",") for text in EVENTS]
+        texts, schema = [f'{{"click": {click}, "ad": "{ad}", "at": "{at}"}}' for click, ad, at in rows], SCHEMA
+    produce(servers, name := f"events {form} {batch_size}", [text.encode() for text in texts])
+    how = {"until": "end", "batch_size": batch_size, "event_time": "at", "format": form, "schema": schema}
+    with shoal.LogisticRegression(warm_up=False) as model:
+        model.fit(shoal.read_kafka(servers, name, **how), callbacks=PublishDelta(tmp_path / "served"), progress=False)
+        assert model.examples == len(EVENTS)
+        assert model.history.passes[-1].late == 1
+    with ServedVersions(tmp_path / "served") as served:
+        description = served.now.exported.model
+        assert description["event_time"] == 1795953600_000
+        age = Handler({"model": served}, limits=Limits()).registry.get_sample_value("shoal_freshness_seconds")
+        assert age == pytest.approx(time.time() - 1795953600, abs=60)
+
+
+def test_a_version_whose_events_have_no_time_is_of_unknown_age(servers: str, tmp_path: Path) -> None:
+    with shoal.LogisticRegression() as model:
+        model.fit(topic(servers), callbacks=PublishDelta(tmp_path / "served"), progress=False)
+    with ServedVersions(tmp_path / "served") as served:
+        age = Handler({"model": served}, limits=Limits()).registry.get_sample_value("shoal_freshness_seconds")
+        assert age is not None
+        assert math.isnan(age)
+
+
+def test_what_has_no_event_time_is_refused(servers: str) -> None:
+    with pytest.raises(ValueError, match="have no columns"):
+        shoal.read_kafka(servers, "clicks", event_time="at")
+    with pytest.raises(ValueError, match="name the categorical columns"):
+        shoal.read_kafka(servers, "clicks", format="json", schema={"label": "click"}, event_time="at")
+    with pytest.raises(ValueError, match="which is none of the columns"):
+        shoal.read_kafka(servers, "x", format="csv", schema=SCHEMA | {"columns": ["click", "ad"]}, event_time="at")
+    with pytest.raises(ValueError, match="lateness is -1"):
+        shoal.read_kafka(servers, "clicks", lateness=-1)

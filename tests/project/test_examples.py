@@ -175,6 +175,12 @@ def test_from_pandas_takes_a_frame_of_the_users(tmp_path):
     assert out.splitlines()[-6].split() == ["carrier", "distance", "probability"]
 
 
+def test_a_topic_is_learned_from_once_over_a_stop():
+    pytest.importorskip("confluent_kafka", reason="the client of Kafka is an extra")
+    pytest.importorskip("pyarrow", reason="JSON needs it")
+    assert run("stream_kafka.py").splitlines() == ["stopped after 10,000 examples", "stopped after 20,000 examples"]
+
+
 def test_the_hourly_loop_gets_better_while_the_world_moves():
     hours = figures(run("hourly.py"))
     assert [row[0] for row in hours] == [f"hour-{hour:02}" for hour in range(8)]

@@ -35,7 +35,7 @@ needs_prometheus = pytest.mark.skipif(
 
 def exported():
     """Return the names of all metrics of all roles."""
-    names = {"up", "shoal_build_info"}
+    names = {"up", "shoal_build_info", "shoal_freshness_seconds"}  # the last one is of shoal serve
     for role, all_of in ROLES.items():
         names.add(f"shoal_{role}_ready")
         for key, one in all_of.items():

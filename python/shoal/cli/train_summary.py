@@ -44,6 +44,8 @@ def pass_lines(model: Predictor) -> list[str]:
         lines.append(f"{kind:<12} {done.metrics}{note}, {rate:,.0f} examples/s")
         if done.skipped:
             lines.append(f"{'skipped':<12} {counted(done.skipped, 'malformed line')}")
+        if done.late:
+            lines.append(f"{'late':<12} {counted(done.late, 'example')}")
         if done.valid is not None:
             lines.append(f"{'valid':<12} {done.valid}")
         if done.grouped is not None:

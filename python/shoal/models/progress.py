@@ -283,7 +283,8 @@ class Progress:
 
     def _with_rest(self, lists: dict[int, list[Share]], rest: list[list[Share]]) -> dict[int, list[Share]]:
         """Divide what workers that are gone had left among those that are there."""
-        for rank, more in zip(self._team.present, divided(rest, len(self._team.present)), strict=True):
+        parts = divided(rest, len(self._team.present), is_live=self._stream is not None)
+        for rank, more in zip(self._team.present, parts, strict=True):
             lists.setdefault(rank, []).extend(more)
         return lists
 

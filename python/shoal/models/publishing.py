@@ -33,7 +33,7 @@ class PublishDelta(Callback):
         Of the exports, which are its folders 000001, 000002, ...; ``shoal serve DIRECTORY --watch 1`` serves the
         newest. Those that are there are continued.
     every : float
-        Seconds from one export to the next; the last one is written at the end of the fit.
+        Seconds from the beginning of one export to that of the next; the last one is written at the end of the fit.
     full_every : int
         Exports of which one is full: the others have the changes since the one before, and are read together with it.
         After a full one the exports before the last full one are removed.
@@ -90,7 +90,7 @@ class PublishDelta(Callback):
 
     def stream_idle(self, progress: FitProgress) -> None:
         """Export the model, if it is time, and it has learned anything since the last time."""
-        if progress.model.examples != self._examples:
+        if progress.model.examples not in (0, self._examples):
             self.batch_done(progress)
 
     def fit_ends(self, progress: FitProgress, error: BaseException | None) -> None:
@@ -99,6 +99,7 @@ class PublishDelta(Callback):
             self._publish(progress.model)
 
     def _publish(self, model: Any) -> None:
+        self._last = time.monotonic()
         number = 1 + max((int(path.name) for path in self._exports()), default=0)
         target = self.directory / f"{number:06}"
         is_full = self._base is None or self._deltas + 1 >= self._full_every
@@ -106,14 +107,13 @@ class PublishDelta(Callback):
             model.export(target, since=None if is_full else self._base, dtype=self._dtype, version=number, track=True)
         except (OSError, ShoalError) as error:
             log.warning("the model was not exported to %s: %s", target, error)
-            self._base, self._last = None, time.monotonic()
+            self._base = None
             return
         self._deltas = 0 if is_full else self._deltas + 1
         self._base, self._examples = target, model.examples
         if is_full:
             self._full.append(number)
             self._remove_old()
-        self._last = time.monotonic()
 
     def _exports(self) -> list[Path]:
         return sorted(path for path in self.directory.iterdir() if path.name.isdecimal() and path.is_dir())
