@@ -389,13 +389,22 @@ def test_late_events_are_learned_from_and_counted(servers: str, tmp_path: Path, 
         assert age == pytest.approx(time.time() - 1795953600, abs=60)
 
 
-def test_a_version_whose_events_have_no_time_is_of_unknown_age(servers: str, tmp_path: Path) -> None:
+def age_of(reader: shoal.data.Reader, folder: Path) -> float | None:
     with shoal.LogisticRegression() as model:
-        model.fit(topic(servers), callbacks=PublishDelta(tmp_path / "served"), progress=False)
-    with ServedVersions(tmp_path / "served") as served:
-        age = Handler({"model": served}, limits=Limits()).registry.get_sample_value("shoal_freshness_seconds")
-        assert age is not None
-        assert math.isnan(age)
+        model.fit(reader, callbacks=PublishDelta(folder), progress=False)
+    with ServedVersions(folder) as served:
+        return Handler({"model": served}, limits=Limits()).registry.get_sample_value("shoal_freshness_seconds")
+
+
+def test_the_time_of_an_event_is_that_of_its_message_or_unknown(
+    servers: str, files: list[Path], tmp_path: Path
+) -> None:
+    age = age_of(topic(servers), tmp_path / "topic")
+    assert age is not None
+    assert 0 <= age < 600
+    age = age_of(shoal.read_libsvm(files), tmp_path / "files")
+    assert age is not None
+    assert math.isnan(age)
 
 
 def test_what_has_no_event_time_is_refused(servers: str) -> None:

@@ -1,6 +1,6 @@
 """librdkafka's own mock brokers, in a process of their own: topics have four partitions, and lose them with it.
 
-What they do not do: replicate, delete old messages, keep a schema of users, and give messages timestamps.
+What they do not do: replicate, elect leaders, delete old messages, authenticate, write transactions.
 """
 
 from __future__ import annotations

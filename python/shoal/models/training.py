@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 
 from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.base.scalars import plain
@@ -224,7 +224,9 @@ class Training:
         while True:
             complete = False
             try:
-                self._learn(trainers, title)
+                # The workers of a stream end it together: a signal of one that is about to changes nothing.
+                with at_boundaries() if is_live(self._reader) else nullcontext():
+                    self._learn(trainers, title)
                 complete = True
             finally:
                 if not complete:
@@ -274,9 +276,8 @@ class Training:
                 for batch, prepared in self._until_the_data_fails(ready):
                     if data.is_live and not len(batch):
                         self._idle()
-                        if is_paused := self._pauses(interrupted):
+                        if is_paused := self._is_told(interrupted):
                             break
-                        self._end_if_told(interrupted)
                         continue
                     run.work.begin_batch(data.index)
                     for observer in self._observers:
@@ -294,9 +295,8 @@ class Training:
                     for observer in self._observers:
                         observer.batch_done([trainer.seen for trainer in trainers], self._fit_state)
                     bar.update()
-                    if data.is_live and (is_paused := self._pauses(interrupted)):
+                    if is_paused := self._is_told(interrupted):
                         break
-                    self._end_if_told(interrupted)
             except ShoalError as error:  # another worker may have ended at the same signal before
                 if (interrupt := interrupted()) is not None:
                     raise interrupt from error
@@ -311,14 +311,20 @@ class Training:
         if self._stops:
             self._stop(trainers, interrupted() or Terminated())
 
-    def _end_if_told(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> None:
-        """End the fit, or leave the job, if this process was told to, or if the job has other workers."""
+    def _is_told(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> bool:
+        """End the fit, or leave the job, if this process was told to, or if the job has other workers.
+
+        Of a stream of several workers return whether they end their clocks here.
+        """
         self._check_change()
+        if is_live(self._reader) and not (self._team.is_alone or self._plan.shuffles) and self._team.can_continue:
+            return self._pauses(interrupted)
         if (interrupt := interrupted()) is not None and not self._leaves():
             self._run.work.leave()
             for observer in self._observers:
                 observer.interrupted(self._fit_state)
             raise interrupt
+        return False
 
     # ---- streams -----------------------------------------------------------------------------------------------------
 
@@ -335,9 +341,7 @@ class Training:
     def _pauses(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> bool:
         """Whether all workers end their clocks here: one is told to end, or has gone and the others take its parts."""
         team, work = self._team, self._run.work
-        if team.is_alone or not team.can_continue or self._leaves():
-            return False
-        if interrupted() is not None and not self._stops:
+        if interrupted() is not None and not self._stops and not self._leaves():
             work.stop()
             self._stops = True
         elif not self._stops and (now := time.monotonic()) >= self._look_at:
