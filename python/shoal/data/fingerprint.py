@@ -64,6 +64,8 @@ def place_of(position: Mapping[str, Any], form: str, paths: list[str]) -> dict[s
         raise ValueError(f"{list(order)} is not a permutation of {len(names)} files: pass what position() returned")
     rank, num_splits = split
     return {"rank": rank, "num_splits": num_splits, "begin": begin, "sizes": sizes, "order": order}
+
+
 def check_sizes(settings: Settings, files: Sequence[File], sizes: Sequence[int | None]) -> None:
     """Check that files have the sizes that they had when they were split, and when the position was taken."""
     if len(files) < settings.num_splits:

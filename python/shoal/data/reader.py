@@ -349,17 +349,12 @@ class Reader(ABC):
         Parameters
         ----------
         keys : iterable of int
-            Of the features; `shoal.data.key_of_name` returns that of ``"user=u17"``.
+            Of the features, from 0 to 2**64 - 1; `shoal.data.key_of_name` returns that of ``"user=u17"``.
 
         Returns
         -------
         Reader
             Its batches are those of this reader, each without these examples: it may be empty.
-
-        Raises
-        ------
-        ValueError
-            A key is not in 0 to 2**64 - 1.
         """
         return self._with(structs.replace(self._settings, without=(*self._settings.without, *keys)))
 
