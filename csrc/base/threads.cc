@@ -212,6 +212,15 @@ ThreadPool::~ThreadPool() {
   }
 }
 
+void ThreadPool::restart_after_fork() {
+  if (workers_ != nullptr && !workers_->alive()) {
+    auto own = std::make_unique<Workers>();
+    own->start(threads_ - 1);
+    static_cast<void>(workers_.release());
+    workers_ = std::move(own);
+  }
+}
+
 void ThreadPool::run_parts(std::size_t parts, const std::function<void(std::size_t)>& work) {
   Job job(parts, work);
   const auto member = [](void* data) { static_cast<Job*>(data)->drain(); };

@@ -32,6 +32,9 @@ class ThreadPool {
 
   std::size_t threads() const noexcept { return threads_; }
 
+  // Starts threads of its own in a child process, where those of the parent do not exist.
+  void restart_after_fork();
+
   // work(i) of a part i. Called once per batch, not per key, so the cost of a std::function does not matter; it
   // refers to the work, and so allocates nothing.
   template <class Work>

@@ -40,7 +40,8 @@ std::uint32_t checksum(const py::buffer& buffer, std::uint32_t before) {
 void add_base(py::module_& module) {
   py::class_<PoolWithScratch>(module, "ThreadPool")
       .def(py::init<std::size_t>(), py::arg("threads"))
-      .def_property_readonly("threads", [](const PoolWithScratch& pool) { return pool.threads.threads(); });
+      .def_property_readonly("threads", [](const PoolWithScratch& pool) { return pool.threads.threads(); })
+      .def("restart_after_fork", [](PoolWithScratch& pool) { pool.threads.restart_after_fork(); });
   // `team`: the address of a ParallelRun.
   module.def(
       "set_thread_team",

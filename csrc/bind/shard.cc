@@ -388,6 +388,9 @@ void add_shard(py::module_& module) {
       .def("merge", &merge, py::arg("cut"), py::arg("base_rows"), py::arg("base").noconvert(),
            py::arg("delta_rows"), py::arg("delta").noconvert(), py::arg("bits"), py::arg("count"),
            py::arg("ranges").noconvert())
+      .def_property_readonly("is_being_saved",
+                             [](const Shard& shard) { return shard.changes().has_snapshot(); })
+      .def("adopt_after_fork", &Shard::adopt_after_fork)
       .def("pause_writers", &Shard::pause_writers, py::call_guard<py::gil_scoped_release>())
       .def("resume_writers", &Shard::resume_writers)
       .def("table_clock", &Shard::table_clock, py::arg("store_clock"))

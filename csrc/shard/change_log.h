@@ -74,6 +74,8 @@ class ChangeLog {
   void begin_base() { begin_base(Purpose::kSave, new_ranges()); }
   void end_base(std::optional<std::string> name);
 
+  void adopt() noexcept { owner_ = OwnerProcess(); }  // Shard::adopt_after_fork()
+
   // --- of a snapshot ---------------------------------------------------------------------------------------
 
   // One for each slot.

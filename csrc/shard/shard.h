@@ -144,6 +144,14 @@ class Shard final {
   void read_slot_in_memory(Slot slot, bool is_ordered, std::vector<std::uint64_t>& hashes,
                            std::vector<float>& weights) const;
 
+  // Makes the copy of a child process usable there: it shares its pages with that of the parent until either
+  // changes them. At the fork no call was under way, nor a save, and there was no source.
+  void adopt_after_fork() noexcept {
+    core_.owner = OwnerProcess();
+    core_.changes.adopt();
+    core_.budget.adopt();
+  }
+
   // Blocks writers until they are resumed; called in pairs by one thread.
   void pause_writers();
   void resume_writers();

@@ -44,6 +44,7 @@ class ShardBudget {
     }
   }
   [[noreturn]] void throw_over(std::size_t place, std::size_t rows) const;
+  void adopt() noexcept { owner_ = OwnerProcess(); }  // Shard::adopt_after_fork()
   // Frees what is recorded; nothing is to be noted after it.
   void leave();
 

@@ -77,13 +77,16 @@ class Store(StoreFiles):
         self._slots = slots
         self._workers = _core.ThreadPool(count)
         self._rwlock = RwLock()
-        self._lock = threading.Lock()
-        self._saving = threading.Lock()  # before _rwlock; released by the thread that writes
-        self._saves: list[BackgroundTask] = []
+        self._begin_locks()
         self._tables: dict[str, Table] = {}
         self.activity = Activity()
         self.member = Member()
         self._open = True
+
+    def _begin_locks(self) -> None:
+        self._lock = threading.Lock()
+        self._saving = threading.Lock()  # before _rwlock; released by the thread that writes
+        self._saves: list[BackgroundTask] = []
 
     # ---- implemented by each kind of store ---------------------------------------------------------------------------
 

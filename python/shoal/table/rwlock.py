@@ -30,6 +30,10 @@ class RwLock:
     __slots__ = ("_changed", "_exclusive", "_mutex", "_pid", "_shared")
 
     def __init__(self) -> None:
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Begin as a lock of this process that nobody holds: also in a fork by the thread that held it alone."""
         self._pid = os.getpid()
         self._mutex = threading.Lock()  # guards _shared and _exclusive
         self._changed = threading.Condition(self._mutex)
