@@ -1,10 +1,10 @@
 """Streams: the rate of a topic of Kafka compared with a file of the same lines, and the age of what is served.
 
-    python bench/bench_streams.py                    400,000 lines of libsvm with 20 features, 5 rounds in turns
+    python bench/bench_streams.py                    131,072 lines of libsvm with 3 features, 5 rounds in turns
     python bench/bench_streams.py --fresh 60         50,000 messages a second for 60 s, a delta each second
 
-Brokers are those of librdkafka, in a process of their own: they keep messages in memory and write no disk. In turns
-each source is read without learning, and learned from; the models must be equal to the last bit.
+Brokers are those of librdkafka, in a process of their own: they keep 5 MiB of each partition in memory, and write no
+disk. In turns each source is read without learning, and learned from; the models must be equal to the last bit.
 
 ``--fresh``: one process writes rows of csv, at an even rate, with the time at which each is written; one learns from
 them and exports; one looks for a new version 20 times a second and opens it, as `shoal serve --watch` does. The age of
@@ -25,6 +25,8 @@ import numpy as np
 import shoal
 from figures import check, spread
 from shoal.models import PublishDelta
+
+PARTITIONS, TURNS, BATCH_SIZE = 4, 4, 8192
 
 BROKERS = """
 import sys
@@ -77,23 +79,20 @@ def piped(code: str, *words: object) -> subprocess.Popen[str]:
     )
 
 
-def rates(servers: str, lines: int, rounds: int, folder: Path) -> None:
+def rates(servers: str, rounds: int, folder: Path) -> None:
     """Print the rates of the file and of the topic."""
     from confluent_kafka import Producer
 
     draw = np.random.default_rng(1)
-    keys = np.sort(draw.integers(0, 1 << 40, (lines, 20)), axis=1)
+    lines = PARTITIONS * TURNS * BATCH_SIZE
+    keys = np.sort(draw.integers(0, 1 << 20, (lines, 3)), axis=1)
     rows = zip(draw.integers(0, 2, lines), keys, strict=True)
-    texts = [b"%d " % label + b" ".join(b"%d:1" % key for key in row) for label, row in rows]
+    texts = [b"%d %d:1 %d:1 %d:1" % (label, *row) for label, row in rows]
     (folder / "lines").write_bytes(b"\n".join(texts) + b"\n")
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0})
-    for text in texts:
-        while True:
-            try:
-                producer.produce("lines", text, partition=0)
-                break
-            except BufferError:
-                producer.poll(0.1)
+    how = {"linger.ms": 5, "log_level": 0, "queue.buffering.max.messages": 1_000_000}
+    producer = Producer({"bootstrap.servers": servers, **how})
+    for number, text in enumerate(texts):  # a batch of each partition in turns, as they are read
+        producer.produce("lines", text, partition=number // BATCH_SIZE % PARTITIONS)
         producer.poll(0)
     check(producer.flush(60) == 0, "the brokers have not taken all messages")
     found: dict[str, list[float]] = {}
@@ -106,7 +105,7 @@ def rates(servers: str, lines: int, rounds: int, folder: Path) -> None:
                     reader = shoal.read_kafka(servers, "lines", until="end", max_delay=None)
                 begin = time.perf_counter()
                 if learns:
-                    with shoal.LogisticRegression() as model:
+                    with shoal.LogisticRegression(shoal.FTRL(alpha=0.001), warm_up=False) as model:
                         model.fit(reader, progress=False)
                         seconds = time.perf_counter() - begin
                         digests.add((model.table.digest(), model.examples))
@@ -157,7 +156,6 @@ def fresh(servers: str, rate: int, seconds: float, folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lines", type=int, default=400_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fresh", type=float, help="seconds of the measurement of ages")
     parser.add_argument("--rate", type=int, default=50_000, help="messages a second")
@@ -168,7 +166,7 @@ if __name__ == "__main__":
     addresses = brokers.stdout.readline().strip()
     with tempfile.TemporaryDirectory() as temporary:
         if options.fresh is None:
-            rates(addresses, options.lines, options.rounds, Path(temporary))
+            rates(addresses, options.rounds, Path(temporary))
         else:
             fresh(addresses, options.rate, options.fresh, Path(temporary))
     brokers.communicate("")

@@ -288,10 +288,11 @@ def wait_for_examples(address: str, examples: int, process: subprocess.Popen[str
     last = time.monotonic() + 2 * TIMEOUT
     while process.poll() is None:
         with SchedulerClient(address, "observer") as client:  # which the scheduler that was killed may have forgotten
-            fits = client.call(GetStatus(), StatusReply, TIMEOUT).fits
-        if fits and fits[0].known + fits[0].models[0].examples == examples:
+            status = client.call(GetStatus(), StatusReply, TIMEOUT)
+        has_all = status.job is not None and not status.job.awaited
+        if has_all and status.fits and status.fits[0].known + status.fits[0].models[0].examples == examples:
             return
-        assert time.monotonic() < last, fits
+        assert time.monotonic() < last, status
         time.sleep(0.1)
 
 

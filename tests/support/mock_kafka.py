@@ -1,6 +1,6 @@
 """librdkafka's own mock brokers, in a process of their own: topics have four partitions, and lose them with it.
 
-What they do not do: replicate, elect leaders, delete old messages, authenticate, write transactions.
+What they do not do: replicate, elect leaders, authenticate, write transactions. They keep 5 MiB of each partition.
 """
 
 from __future__ import annotations

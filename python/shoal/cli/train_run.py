@@ -69,7 +69,10 @@ def restarted_with_workers(run: Run) -> Run:
         given = options.cluster.workers
         workers = find_worker_range(os.environ) if given is None else parse_workers(given)
         if options.cluster.cluster is None or not isinstance(workers, tuple):
-            return run(options)
+            # Workers of a stream end it together: one that begins, maybe in place of another, goes on up to there.
+            is_stream = options.data.follow or any(name.startswith("kafka://") for name in options.data.data)
+            with at_boundaries() if is_stream and options.cluster.cluster is not None else contextlib.nullcontext():
+                return run(options)
         has_changed = False
         # From the connection on, until the fit can hand over its state, also in the job that continues it.
         with at_boundaries():

@@ -381,14 +381,15 @@ class Training:
         first = self._trainers[0]
         record = first.model.record
         table = self._run.work.save_point(self._trainers)
-        examples = record.examples
-        if self._run.writes:
-            examples = first.known + (self._run.work.examples(first.model) if self._is_within else 0)
+        examples, is_within = record.examples, self._is_within
+        if self._run.writes:  # maybe by others: this worker may have replaced one, and have had no batch since
+            learned = self._run.work.examples(first.model)
+            examples, is_within = first.known + learned, learned > 0
         return FitState(
             table=table,
-            is_within=self._is_within,
+            is_within=is_within,
             examples=examples,
-            seconds=first.seconds if self._is_within else 0.0,
+            seconds=first.seconds if is_within else 0.0,
             windows=record.curve.windows,
             best=record.best,
         )
