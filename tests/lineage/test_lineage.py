@@ -231,6 +231,9 @@ def test_what_cannot_be_made_again_says_why(tool: Any, kept: Path, tmp_path: Pat
         tool(tmp_path / "none", [USER])
     with pytest.raises(ValueError, match=r"no example of .* has 'user=nobody'"):
         tool(kept, ["user=nobody"])
+    for wrong, why in ((["9" * 23], "is no key"), ([], "pass a list of names"), (USER, "pass a list of names")):
+        with pytest.raises(ValueError, match=why):
+            tool(kept, wrong)
     with fitted(logistic, list(reader(days)), checkpoint=Checkpointing(tmp_path / "list", keep=True)):
         pass
     with pytest.raises(ValueError, match="data that no reader read"):
@@ -244,6 +247,9 @@ def test_what_cannot_be_made_again_says_why(tool: Any, kept: Path, tmp_path: Pat
     with pytest.raises(ValueError, match=r"has changed since, so no fit can be made again: .*day_1.csv is another"):
         tool(tmp_path / "c", [USER])
     assert not (tmp_path / "c-other").exists()
+    (kept / "kept-000000000000" / "model.json").unlink()
+    with pytest.raises(ValueError, match=r"the first kept checkpoint of .* is of \d+ examples"):
+        tool(kept, [USER])
 
 
 def test_a_model_is_not_forgotten_over_itself(kept: Path) -> None:

@@ -41,6 +41,8 @@ def key_of_name(form: str, name: str, schema: Mapping[str, Any] | None = None) -
     True
     """
     if name.isdecimal():
+        if int(name) >= 2**64:
+            raise ValueError(f"{name} is no key: keys are whole numbers from 0 to 2**64 - 1")
         return int(name)
     if " * " in name:
         return functools.reduce(combined_key, (key_of_name(form, one, schema) for one in name.split(" * ")))

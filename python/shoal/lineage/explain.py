@@ -140,7 +140,7 @@ def explain(model: StoragePath, features: Sequence[str], *, steps: int = 5) -> l
     Blocks for at most the time of the fit and a pass over its data. The model's directory is only read.
     """
     past = Past(model)
-    keys = {name: past.key_in_data(name) for name in features}
+    keys = past.keys(features)
     seen = _sightings(past, list(keys.values()))
     for name, key in keys.items():
         if not seen[key]:

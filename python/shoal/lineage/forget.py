@@ -104,7 +104,7 @@ def forget(model: StoragePath, features: Sequence[str], output: StoragePath, *, 
             f"{place} is the model itself: choose another directory, and replace the model when it is good"
         )
     files.check_target(place, overwrite=overwrite)
-    keys = [past.key_in_data(name) for name in features]
+    keys = list(past.keys(features).values())
     first, count = _first(past, np.array(keys, np.uint64))
     if first is None:
         raise ValueError(f"no example of {past.data.path} has {' or '.join(map(repr, features))}: nothing is forgotten")

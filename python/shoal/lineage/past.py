@@ -52,6 +52,12 @@ class Past:
                 f"{self.directory} has no kept checkpoints to begin from: train with --keep-checkpoints, or "
                 "Checkpointing(directory, keep=True)"
             )
+        first = files.read(self.kept[min(self.kept)])
+        if first.fit_state is None or first.fit_state.is_within or len(first.history.passes) >= self.fit.first_pass:
+            raise ValueError(
+                f"the first kept checkpoint of {self.directory} is of {first.examples:,} examples: the one before the "
+                "first batch of the fit is not there any more"
+            )
         if self.fit.source is None:
             raise ValueError(f"{self.directory} was trained on data that no reader read: it cannot be read again")
         rank, workers = self.fit.source["shard"]
@@ -72,6 +78,12 @@ class Past:
         assert self.fit.source is not None
         source = self.fit.source
         return _reader_of({**source, "files": [source["files"][number]]}, f"the data of {self.directory}")
+
+    def keys(self, features: Sequence[str]) -> dict[str, int]:
+        """Return the keys that features have in the batches of the data."""
+        if isinstance(features, str) or not features or not all(isinstance(one, str) for one in features):
+            raise ValueError(f"features are {features!r}: pass a list of names such as 'user=u17'")
+        return {name: self.key_in_data(name) for name in features}
 
     def key_in_data(self, feature: str) -> int:
         """Return the key that a feature has in the batches of the data."""
