@@ -120,7 +120,7 @@ demo: $(STAMPS)/install
 
 # ---- tests ----
 
-# TESTED_CPP=cpp-package leaves out the C++ tests of the preset dev. The types are checked, by one thread, and then the tests
+# TESTED_CPP= leaves out the C++ tests, and TESTED_CPP=cpp-package those of the preset dev. The types are checked, by one thread, and then the tests
 # on Ray run, which mostly wait, beside the other Python tests; a shell has what is in the background ignore Ctrl-C, so that
 # ends it.
 TESTED_CPP ?= cpp
@@ -134,7 +134,7 @@ test: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus $(if $(filter cpp,$
 	cat build/beside.log; \
 	took="$$(($$(date +%s) - start)) s"; \
 	if [ -n "$$failed" ]; then echo "==> make test FAILED in$$failed, after $$took"; exit 1; fi; \
-	echo "==> make test passed in $$took: lint, layers, types, C++ tests, Python tests"
+	echo "==> make test passed in $$took: lint, layers, types, $(if $(TESTED_CPP),C++ tests, )Python tests"
 
 lint: $(STAMPS)/dev-tools
 	$(say) 'lint: ruff, clang-format, cython-lint, codespell, layers'
