@@ -15,6 +15,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def learn(servers: str, topic: str, output: Path, callbacks: list[Callback]) -> 
         return model.examples
 
 
-def write(producer, topic: str, count: int, seed: int) -> None:
+def write(producer: Any, topic: str, count: int, seed: int) -> None:
     """Append clicks to all partitions."""
     draw = np.random.default_rng(seed)
     for number in range(count):
