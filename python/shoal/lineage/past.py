@@ -49,8 +49,8 @@ class Past:
         self.kept: Mapping[int, StorageDir] = files.kept(self.directory)
         if not self.kept:
             raise ValueError(
-                f"{self.directory} has no kept checkpoints to begin from: train with --keep-checkpoints, or "
-                "Checkpointing(directory, keep=True)"
+                f"{self.directory} has no kept checkpoints to begin from: train with --keep-checkpoints, or pass a "
+                "Checkpointing that keeps them"
             )
         first = files.read(self.kept[min(self.kept)])
         if first.fit_state is None or first.fit_state.is_within or len(first.history.passes) >= self.fit.first_pass:
