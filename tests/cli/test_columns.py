@@ -88,7 +88,7 @@ def test_columns_of_a_stream_are_not_known_beforehand(capsys, monkeypatch):
     assert train(data="-") == 0
     Path("l.libsvm").write_text("1 3:1\n")
     assert cli.main(["train", "lr", "--data", "l.libsvm", "--format", "libsvm", "--output", "l", "--ignore", "a"]) == 2
-    assert "--ignore applies to csv, tsv, parquet, not to libsvm" in capsys.readouterr().err
+    assert "--ignore applies to csv, tsv, parquet, json, not to libsvm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["lr", "fm"])

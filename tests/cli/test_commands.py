@@ -313,7 +313,7 @@ GOOD = ["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m"]
         ([*GOOD, "--negative-rate", "0"], 2, "--negative-rate is 0"),
         ([*GOOD, "--shuffle", "-1"], 2, "shuffle is -1"),
         ([*GOOD, "--save-all"], 2, "--save-all requires --grid"),
-        ([*GOOD, "--label", "y"], 2, "--label applies to csv, tsv, parquet, not to libsvm"),
+        ([*GOOD, "--label", "y"], 2, "--label applies to csv, tsv, parquet, json, not to libsvm"),
         ([*GOOD, "--interactions", "a,b"], 2, "libsvm has no fields"),
         (["train", "lr", "--data", "good", "--format", "csv", "--output", "m"], 2, "csv requires --label"),
         (["train", "lr", "--data", "good", "--format", "tsv", "--output", "m", "--label", "y"], 2, "'y' is not there"),

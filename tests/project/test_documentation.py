@@ -43,6 +43,7 @@ EXTRAS = {
     "arrow": ["pyarrow"],
     "fsspec": ["fsspec", "s3fs"],
     "grpc": ["grpc"],
+    "kafka": ["confluent_kafka"],
     "mlflow": ["mlflow"],
     "onnx": ["onnx", "onnxruntime", "onnxscript"],
     "otel": ["opentelemetry"],
