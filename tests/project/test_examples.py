@@ -1,5 +1,6 @@
 """The scripts of examples/ as a user starts them, each in a process and a folder of its own."""
 
+import glob
 import re
 import runpy
 import shlex
@@ -105,9 +106,13 @@ def test_replicas_loses_no_push():
 @pytest.mark.slow  # a minute of compiling
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_cpp_worker_pushes_and_pulls_without_python(tmp_path):
-    """By the command on the top of the file, but for the optimization, which takes as long again."""
+    """By the command on the top of the file, without optimization; where the engine is compiled, that is linked."""
     command = re.search(r"^//   (g\+\+ .+)$", (ROOT / "examples" / "cpp_worker.cc").read_text(), re.MULTILINE)[1]
     command = command.replace("-O2", "-O0").replace("-o cpp_worker", f"-o {tmp_path}/cpp_worker")
+    assert all(glob.glob(sources, root_dir=ROOT) for sources in re.findall(r"csrc/\w+/\*\.cc", command))
+    if compiled := sorted(ROOT.glob("build/cp*/libshoal_core.a"), key=lambda path: path.stat().st_mtime):
+        first, *_ = re.findall(r"csrc/\w+/\*\.cc", command)
+        command = re.sub(r"csrc/\w+/\*\.cc ?", "", command.replace(first, shlex.quote(str(compiled[-1])), 1))
     subprocess.run(["sh", "-c", command], cwd=ROOT, check=True, timeout=900)
     out = run("cpp_worker.py", tmp_path / "cpp_worker")
     assert out == "".join(f"clock {clock}: 1000 rows are -{clock}\n" for clock in range(1, 6))
