@@ -250,3 +250,13 @@ with shoal.local() as store:
         while Path(f"/proc/{child}/stat").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split(")")[1]:
             assert time.monotonic() < end, "the child goes on without its parent"
             time.sleep(0.02)
+
+
+def test_a_fork_outlives_the_thread_that_began_it() -> None:
+    with shoal.local() as store:
+        made(store)
+        futures: list[shoal.Future[int]] = []
+        thread = threading.Thread(target=lambda: futures.append(store.fork(lambda: time.sleep(1.0) or 5)))  # type: ignore[arg-type]
+        thread.start()
+        thread.join()
+        assert futures[0].result(PATIENCE) == 5

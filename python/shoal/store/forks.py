@@ -5,11 +5,12 @@ Threads: that of the caller; another one waits for the child.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
 import sys
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from shoal.table.future import BackgroundTask, Future
 
 Result = TypeVar("Result")
 
-_PARENT_DIED = 1  # PR_SET_PDEATHSIG
+_LOOK_SECONDS = 0.5  # after which a child looks for its parent
 
 
 def forked(work: Callable[[], Result], adopt: Callable[[], None]) -> Future[Result]:
@@ -49,7 +50,6 @@ def forked(work: Callable[[], Result], adopt: Callable[[], None]) -> Future[Resu
             answer.append(pipe.read())
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) != 0:
-            answer[0] = b""
             raise ShoalError(f"the fork, process {child}, has ended without a result: {_ended(status)}")
 
     def result() -> Result:
@@ -67,9 +67,8 @@ def _work(work: Callable[[], Any], adopt: Callable[[], None], parent: int, readi
     status = 1
     try:
         os.close(reading)
-        ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            return
+        # The system's own signal of a parent's death comes when the thread ends that has forked.
+        threading.Thread(target=_watch, args=(parent,), name="shoal fork", daemon=True).start()
         adopt()
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(_answer(work))
@@ -81,6 +80,13 @@ def _work(work: Callable[[], Any], adopt: Callable[[], None], parent: int, readi
             with suppress(Exception):
                 stream.flush()
         os._exit(status)
+
+
+def _watch(parent: int) -> None:
+    """End the child once its parent is gone."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _answer(work: Callable[[], Any]) -> bytes:
