@@ -56,6 +56,16 @@ def pytest_collection_finish() -> None:
     fork_server.install()
 
 
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    """Take away the handlers that a test leaves behind, as a command does that a signal has ended."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def true_starts() -> Iterator[None]:
     """Have the processes of a test be started, not forked: tests of the start itself, of memory, of process trees."""

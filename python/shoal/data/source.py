@@ -23,6 +23,7 @@ Threads. An iteration belongs to one thread; any number of them may run at a tim
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 from collections.abc import Generator, Iterator
 from io import BufferedIOBase, FileIO, UnsupportedOperation
@@ -248,6 +249,8 @@ class _Prefixed:
         self._front, self._consumed = front, 0
         raw = getattr(self._file, "raw", self._file)
         if isinstance(raw, FileIO):  # what else has a descriptor may have bytes that this does not show, as TLS has
+            if not os.get_blocking(raw.fileno()):
+                raise _does_not_block()
             self._poll = select.poll()
             self._poll.register(raw, select.POLLIN)
         return front
@@ -269,7 +272,7 @@ class _Prefixed:
         if not data:
             got = self._file.read(size)
             if got is None:
-                raise BlockingIOError("the stream is non-blocking: pass one that blocks")
+                raise _does_not_block()
             data = got
         self._consumed += len(data)
         return data
@@ -279,6 +282,10 @@ class _Prefixed:
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
+
+
+def _does_not_block() -> BlockingIOError:
+    return BlockingIOError("the stream is non-blocking: pass one that blocks")
 
 
 class _Readable(Protocol):
