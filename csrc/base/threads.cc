@@ -222,10 +222,13 @@ void ThreadPool::restart_after_fork() {
 }
 
 void ThreadPool::run_parts(std::size_t parts, const std::function<void(std::size_t)>& work) {
+  if (parts == 1) {
+    return work(0);
+  }
   Job job(parts, work);
   const auto member = [](void* data) { static_cast<Job*>(data)->drain(); };
   const bool shared =
-      parts > 1 && workers_ != nullptr &&
+      parts != 0 && workers_ != nullptr &&
       (run_on_thread_team(threads_, member, &job) || (workers_->alive() && workers_->run(job)));
   if (!shared) {
     job.drain();

@@ -176,9 +176,10 @@ void ExportReader::pipeline(const Layer& layer, std::size_t runs, const Load& lo
   for (std::size_t now = 0; now < runs + 3 * Run::kStage; ++now) {
     if (now < runs) {
       load(now, run_of(now));
-      probe_.prepare(layer.view(), run_of(now));
       if (now < Run::kStage) {
-        run_of(now).prefetch();
+        probe_.prepare<true>(layer.view(), run_of(now));
+      } else {
+        probe_.prepare<false>(layer.view(), run_of(now));
       }
     }
     // The number of a stage that has not begun wraps around, and is not below `runs`.

@@ -550,12 +550,6 @@ IndexProbe::Widen IndexProbe::widens(std::size_t width) const noexcept {
   return width == kWidenedWidth ? widen_ : nullptr;
 }
 
-void Run::prefetch() const noexcept {
-  for (std::size_t i = 0; i < size; ++i) {
-    prefetch_line(lines[i]);
-  }
-}
-
 IndexProbe::IndexProbe(const RowFormat& form, Slots slots, std::span<const std::byte> no_row)
     : form_(form),
       slots_(slots),
@@ -566,17 +560,6 @@ IndexProbe::IndexProbe(const RowFormat& form, Slots slots, std::span<const std::
   for (std::size_t k = 0; k < forms_.size(); ++k) {
     forms_[k] = LineFormat(form, LineFormat::kMinRowBytes + k);
   }
-}
-
-void IndexProbe::prepare(const LayerView& layer, Run& run) const noexcept {
-  const unsigned bits = slots_.bits();
-  run.layer = layer;
-  for (std::size_t i = 0; i < run.size; ++i) {
-    const std::uint64_t hash = run.hashes[i];
-    const SlotIndexView& at = layer.indexes[hash >> (64U - bits)];
-    run.lines[i] = at.lines + scale(hash << bits, at.homes) * kCacheLine;
-  }
-  std::fill(run.lines.begin() + static_cast<std::ptrdiff_t>(run.size), run.lines.end(), run.lines[0]);
 }
 
 const std::byte* IndexProbe::row_of(const Section& section, const std::byte* line,

@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -87,8 +88,6 @@ struct Run {
   static constexpr std::size_t count(std::size_t hashes) noexcept {
     return (hashes + kMaxSize - 1) / kMaxSize;
   }
-  // Prefetches the homes.
-  void prefetch() const noexcept;
 };
 
 class IndexProbe {
@@ -125,8 +124,22 @@ class IndexProbe {
   // A row like the others, so that the loops need not treat a hash without a row in another way.
   const std::byte* no_row() const noexcept { return no_row_.data(); }
 
-  // Requires run.hashes and run.size, at least 1.
-  void prepare(const LayerView& layer, Run& run) const noexcept;
+  // Requires run.hashes and run.size, at least 1. `prefetches`: the homes, which no earlier run prefetches.
+  template <bool prefetches>
+  void prepare(const LayerView& layer, Run& run) const noexcept {
+    const unsigned bits = slots_.bits();
+    run.layer = layer;
+    for (std::size_t i = 0; i < run.size; ++i) {
+      const std::uint64_t hash = run.hashes[i];
+      const SlotIndexView& at = layer.indexes[hash >> (64U - bits)];
+      const std::byte* const line = at.lines + scale(hash << bits, at.homes) * kCacheLine;
+      if constexpr (prefetches) {
+        __builtin_prefetch(line);
+      }
+      run.lines[i] = line;
+    }
+    std::fill(run.lines.begin() + static_cast<std::ptrdiff_t>(run.size), run.lines.end(), run.lines[0]);
+  }
   // `width`: bytes per hash in all sections; 0 if they differ. Prefetches the homes of a `later` run, which
   // has been prepared; `run` itself if there is none.
   void probe(std::size_t width, Run& run, const Run& later) const noexcept {

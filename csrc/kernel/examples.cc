@@ -23,7 +23,7 @@ SHOAL_CLONES std::uint32_t greatest(std::span<const std::uint32_t> numbers) noex
 
 void check_examples(const Examples& examples, std::size_t keys) {
   const auto& [indptr, columns, values, bias, below] = examples;
-  const std::string entries = std::to_string(columns.size());
+  const auto entries = [&columns] { return std::to_string(columns.size()); };
   SHOAL_CHECK(!indptr.empty() && indptr.front() == 0, "indptr must begin with 0");
   const auto fall = std::adjacent_find(indptr.begin(), indptr.end(), std::greater<>());
   SHOAL_CHECK(fall == indptr.end(), "indptr falls at position " + std::to_string(fall - indptr.begin() + 1) +
@@ -31,9 +31,9 @@ void check_examples(const Examples& examples, std::size_t keys) {
                                         std::to_string(*(fall + 1)));
   SHOAL_CHECK(
       static_cast<std::uint64_t>(indptr.back()) == columns.size(),
-      "indptr must end with the number of entries, " + entries + ", got " + std::to_string(indptr.back()));
+      "indptr must end with the number of entries, " + entries() + ", got " + std::to_string(indptr.back()));
   SHOAL_CHECK(values.empty() || values.size() == columns.size(),
-              "values must have one number for each of the " + entries + " entries, got " +
+              "values must have one number for each of the " + entries() + " entries, got " +
                   std::to_string(values.size()));
   SHOAL_CHECK(columns.empty() || below <= keys || greatest(columns) < keys,
               "an entry is unique key " + std::to_string(greatest(columns)) + ", but there are only " +
