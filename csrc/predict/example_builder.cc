@@ -303,6 +303,19 @@ void ExampleBuilder::put_item(const Cell& cell) {
 
 // ---- keys ----
 
+void ExampleBuilder::keys(std::span<const std::uint64_t> keys) {
+  if (keys.size() > most_keys_ - keys_.size()) {
+    refuse_size();
+  }
+  keys_.insert(keys_.end(), keys.begin(), keys.end());
+  if (is_valued_) {
+    values_.resize(keys_.size(), 1.0F);
+  }
+  if (takes_fields_) {
+    fields_.resize(keys_.size(), 0);
+  }
+}
+
 void ExampleBuilder::put_sparse(const Cell& cell) {
   const bool is_number = cell.kind == Cell::Kind::kWhole || cell.kind == Cell::Kind::kReal;
   if (member_ == Member::kKeys) {

@@ -25,7 +25,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/simd.h"
 #include "kernel/interactions.h"
 #include "predict/model.h"
 #include "predict/schema.h"
@@ -84,20 +83,9 @@ class ExampleBuilder {
   void end_list();
   void end();
 
-  // Whether the current list is that of keys, which key() adds to: as cell() of a whole number, but faster.
+  // Whether the current list is that of keys, which keys() adds to: as cell() of whole numbers, but faster.
   bool in_keys() const noexcept { return in_list_ && member_ == Member::kKeys; }
-  SHOAL_INLINE void key(std::uint64_t key) {
-    if (keys_.size() >= most_keys_) [[unlikely]] {
-      refuse_size();
-    }
-    keys_.push_back(key);
-    if (is_valued_) {
-      values_.push_back(1.0F);
-    }
-    if (takes_fields_) {
-      fields_.push_back(0);
-    }
-  }
+  void keys(std::span<const std::uint64_t> keys);
 
   void line(std::string_view text);
   // Lines or rows of csv, as a file has them.

@@ -1,13 +1,16 @@
 #include "predict/json_instances.h"
 
 #include <algorithm>
+#include <array>
 #include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/parse_options.hpp>
 #include <boost/system/error_code.hpp>
 #include <charconv>
 #include <limits>
+#include <span>
 
 #include "predict/json.h"
+#include "text/numbers.h"
 
 namespace shoal::predict {
 
@@ -43,6 +46,8 @@ struct Handler {
   std::size_t skipped = 0;  // open lists and objects within a cell
   bool found = false;       // "instances"
   std::string parts;        // of a text or a name that has escapes
+
+  bool in_keys() const { return place == Place::kList && skipped == 0 && into->in_keys(); }
 
   // A text whole, from its last part.
   std::string_view whole(std::string_view last) {
@@ -203,10 +208,6 @@ struct Handler {
   }
 
   bool on_int64(std::int64_t value, std::string_view text, Error&) {
-    if (value > 0 && parts.empty() && place == Place::kList && into->in_keys()) {  // most numbers are keys
-      into->key(static_cast<std::uint64_t>(value));
-      return true;
-    }
     number(whole(text), static_cast<double>(value), static_cast<std::uint64_t>(value), value >= 0);
     return true;
   }
@@ -241,6 +242,43 @@ struct Handler {
   bool on_comment(std::string_view, Error&) { return true; }
 };
 
+// Reads keys from the beginning of a list of them, up to one that is not followed by another or by the end of
+// the list; returns where it has stopped. The text, up to `end`, does not end with a digit. The parser would
+// take twice as long.
+text::Cursor take_keys(text::Cursor begin, text::Cursor end, ExampleBuilder& into) {
+  const auto behind_blanks = [end](text::Cursor p) {
+    while (p != end && (text::is_blank(*p) || *p == '\n')) {
+      ++p;
+    }
+    return p;
+  };
+  const auto begins_number = [end](text::Cursor p) {  // JSON has no 07
+    return p != end && text::is_digit(*p) && (*p != '0' || !text::is_digit(p[1]));
+  };
+  std::array<std::uint64_t, 64> keys;
+  std::size_t count = 0;
+  text::Cursor taken = begin;
+  for (text::Cursor p = behind_blanks(begin); begins_number(p);) {
+    if (text::read_key(p, end, keys[count]) != text::Fault::kGood) {
+      break;
+    }
+    p = behind_blanks(p);
+    if (p == end || (*p != ',' && *p != ']')) {
+      break;
+    }
+    if (*p == ',' && !begins_number(p = behind_blanks(p + 1))) {
+      break;
+    }
+    taken = p;
+    if (++count == keys.size()) {
+      into.keys(keys);
+      count = 0;
+    }
+  }
+  into.keys(std::span(keys).first(count));
+  return taken;
+}
+
 // What is wrong at a byte of a body.
 std::string malformed(std::string_view body, std::size_t at, const Error& error) {
   std::string what = "JSON is malformed (byte " + std::to_string(at) + "): " + error.message();
@@ -273,7 +311,19 @@ void JsonInstances::read(std::string_view body, std::string_view allowed, Exampl
   handler.found = false;
   handler.parts.clear();
   Error error;
-  const std::size_t taken = parser.write_some(false, body.data(), body.size(), error);
+  const std::span<const std::uint8_t> bytes = text::bytes_of(body);
+  const bool ends_well = !body.empty() && !is_digit(body.back());
+  std::size_t taken = 0;
+  for (bool more = true; more && !error && !parser.done();) {
+    const std::size_t open = ends_well ? body.find('[', taken) : std::string_view::npos;
+    const std::size_t until = open == std::string_view::npos ? body.size() : open + 1;
+    more = until != body.size();
+    taken += parser.write_some(more, body.data() + taken, until - taken, error);
+    if (more && !error && handler.in_keys()) {
+      taken = static_cast<std::size_t>(take_keys(bytes.data() + taken, bytes.data() + bytes.size(), into) -
+                                       bytes.data());
+    }
+  }
   if (error) {
     if (error == json::error::too_deep) {
       throw BadBody("the body is nested too deeply: an instance is a flat object, or a line of text");

@@ -176,6 +176,36 @@ def test_a_body_of_arrow_is_read_as_the_table(of_parquet):
     assert of_body(sink.getvalue(), ARROW, of_parquet) == rows(batch)
 
 
+NUMBERS = ["0", "7", "07", "1234567", "12345678", "123456789", "9" * 19, f"{2**64 - 1}", f"{2**64}", "-1", "1.0", "1e3"]
+MARKS = [",", ",", ",", ",", " ", "\n", "\t\r", "]", "[", '"5"', "null", "x"]
+
+
+@settings(max_examples=1000)
+@given(st.lists(st.tuples(st.sampled_from(NUMBERS), st.sampled_from(MARKS)).map("".join), max_size=8).map("".join))
+@example(",".join(["123456"] * 200))
+@example("1 2")
+@example("1,")
+@example(",".join(["1"] * 64))
+def test_a_list_of_keys_in_json_is_read_as_python_reads_it(of_lines, text):
+    body = '{"instances": [{"keys": [5]}, {"keys":[' + text + "]}]}"
+    try:
+        keys = json.loads(body)["instances"][1]["keys"]
+    except (ValueError, TypeError):
+        keys = None
+    found = of_body(body.encode(), JSON, of_lines)
+    if keys is not None and all(type(key) is int and 0 <= key < 2**64 for key in keys):
+        assert found == ([0, 1, 1 + len(keys)], [5, *keys], None)
+    else:
+        assert isinstance(found, str)
+        assert not ("malformed" in found and keys is not None)
+
+
+def test_a_body_that_ends_within_a_list_of_keys_is_refused(of_lines):
+    body = b'{"instances": [{"keys": [5, 66, 777'
+    for size in range(len(body) + 1):
+        assert isinstance(of_body(body[:size], JSON, of_lines), str)
+
+
 NAN = "JSON is malformed (byte {}): syntax error: JSON has no {}, send null for a cell that is missing"
 
 
