@@ -2,7 +2,7 @@
 
     python bench/bench_serve.py                       # needs wrk (apt-get install wrk)
     python bench/bench_serve.py --examples 1 32 256 --connections 1 4 --seconds 5
-    python bench/bench_serve.py --rates 22000         # needs h2load (apt-get install nghttp2-client)
+    make bench && python bench/bench_serve.py --rates 22000
     python bench/bench_serve.py --grpc                # needs h2load, and shoal[grpc]
 
 A logistic regression of a million keys is exported in float16 and served by a separate process (`shoal serve`) on one
@@ -11,9 +11,9 @@ about half of it: then more connections wait a millisecond after each answer. Th
 same batches without HTTP and JSON, in this process. An answer of each kind is checked; any that is not 200, and any
 error of a connection, fails the benchmark.
 
-With --rates h2load sends requests of one example at these rates, each of 64 connections at its share of them; a request
-that is late because the one before it took long counts from the time at which it was sent. With --grpc it sends calls
-of one example over gRPC, each once the last one is answered.
+With --rates requests of one example are sent at these rates over 16 connections (bench/cpp/paced_requests.cc): the
+latency of each counts from the moment at which it was due. With --grpc h2load sends calls of one example over gRPC,
+each once the last one is answered.
 """
 
 import argparse
@@ -25,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +55,8 @@ done = function(summary, latency, requests)
     e.connect + e.read + e.write + e.status + e.timeout))
 end
 """
-PACED = "delay = function() return 1 end"  # a millisecond
+PAUSE = "delay = function() return 1 end"  # a millisecond
+PACED = Path(__file__).parent.parent / "build" / "release" / "bench" / "cpp" / "paced_requests"
 
 
 def train(folder: Path, keys: int) -> Path:
@@ -127,13 +130,23 @@ def measured(running: subprocess.Popen[str]) -> Load:
     return Load(int(count), count / spent * 1e6, p50 / 1e3, p99 / 1e3, longest / 1e3, int(failed))
 
 
-def h2load(url: str, folder: Path, body: bytes, how: list[str], seconds: float, core: int) -> Load:
-    """Measure requests of one body."""
+def send_paced(port: int, folder: Path, batch: shoal.Batch, rate: int, seconds: float, core: int) -> Load:
+    """Send requests of a batch at a rate."""
+    (folder / "body").write_bytes(body_of(batch))
+    command = [str(PACED), str(port), str(rate), f"{seconds:g}", "16", str(folder / "body")]
+    done = subprocess.run(["taskset", "-c", str(core), *command], check=True, capture_output=True, text=True)
+    count, spent, p50, p99, longest, failed = [float(word) for word in done.stdout.split()]
+    return Load(int(count), count / spent * 1e6, p50 / 1e3, p99 / 1e3, longest / 1e3, int(failed))
+
+
+def h2load(url: str, folder: Path, body: bytes, seconds: float, core: int) -> Load:
+    """Call a method of gRPC over 4 connections."""
     (folder / "body").write_bytes(body)
     log = folder / "log"
     log.unlink(missing_ok=True)
     command = ["taskset", "-c", str(core), "h2load", "-t", "1", "-D", f"{seconds:g}", "-d", str(folder / "body")]
-    subprocess.run([*command, f"--log-file={log}", *how, url], check=True, stdout=subprocess.DEVNULL)
+    command += ["-c", "4", "-H", "content-type: application/grpc", "-H", "te: trailers"]  # codespell:ignore te
+    subprocess.run([*command, f"--log-file={log}", url], check=True, stdout=subprocess.DEVNULL)
     begins, statuses, microseconds = np.loadtxt(log, np.int64, delimiter="\t", unpack=True)
     spent = (begins + microseconds).max() - begins.min()
     p50, p99 = np.percentile(microseconds, [50, 99]) / 1e3
@@ -144,18 +157,17 @@ def h2load(url: str, folder: Path, body: bytes, how: list[str], seconds: float, 
 def measure_one_example(port: int, grpc_port: int | None, folder: Path, options: argparse.Namespace, core: int) -> None:
     """Measure requests of one example, at rates or over gRPC, and print a Markdown table."""
     (batch,) = requests(1, 1, options.keys)
-    rows: list[tuple[str, str, bytes, list[str]]] = []
-    for rate in options.rates:
-        paced = ["--h1", "-c", "64", f"--rps={rate / 64:g}", "-H", "content-type: application/json"]
-        rows.append((f"HTTP, {rate} a second", f"http://127.0.0.1:{port}/predict", body_of(batch), paced))
+    rows: list[tuple[str, Callable[[], Load]]] = [
+        (f"HTTP, {rate} a second", partial(send_paced, port, folder, batch, rate, options.seconds, core))
+        for rate in options.rates
+    ]
     if grpc_port is not None:
         url = f"http://127.0.0.1:{grpc_port}/inference.GRPCInferenceService/ModelInfer"
-        calls = ["-c", "4", "-H", "content-type: application/grpc", "-H", "te: trailers"]  # codespell:ignore te
-        rows.append(("gRPC, 4 connections", url, grpc_message(batch), calls))
+        rows.append(("gRPC, 4 connections", partial(h2load, url, folder, grpc_message(batch), options.seconds, core)))
     print("| requests | requests/s | p50 ms | p99 ms | longest ms |")
     print("|" + "---|" * 5)
-    for name, url, body, how in rows:
-        found = [h2load(url, folder, body, how, options.seconds, core) for _ in range(options.rounds)]
+    for name, measure in rows:
+        found = [measure() for _ in range(options.rounds)]
         check(all(one.failed == 0 for one in found), "a request failed")
         cells = [spread([getattr(one, of) for one in found], 2) for of in ("rate", "p50", "p99", "longest")]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
@@ -173,7 +185,7 @@ def write_script(folder: Path, bodies: list[bytes], *, paced: bool = False) -> P
     """Write what wrk runs: the bodies, one after the other."""
     (folder / "bodies").write_bytes(b"\n".join(bodies) + b"\n")
     script = folder / f"load{paced:d}.lua"
-    script.write_text(SCRIPT % (folder / "bodies", PACED if paced else ""))
+    script.write_text(SCRIPT % (folder / "bodies", PAUSE if paced else ""))
     return script
 
 
