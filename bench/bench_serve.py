@@ -150,7 +150,7 @@ def h2load(url: str, folder: Path, body: bytes, seconds: float, core: int) -> Lo
     begins, statuses, microseconds = np.loadtxt(log, np.int64, delimiter="\t", unpack=True)
     spent = (begins + microseconds).max() - begins.min()
     p50, p99 = np.percentile(microseconds, [50, 99]) / 1e3
-    failed = np.count_nonzero(statuses != 200)
+    failed = int(np.count_nonzero(statuses != 200))
     return Load(len(begins), len(begins) / spent * 1e6, p50, p99, microseconds.max() / 1e3, failed)
 
 

@@ -22,7 +22,9 @@
 namespace predict = shoal::predict;
 
 struct shoal_predictor {
-  shoal_predictor(const char* directory, bool verify) : of(directory, verify) {}
+  shoal_predictor(const char* directory, const shoal_options& options)
+      : of(directory, options.skip_checksums == 0,
+           options.onnx_runtime == nullptr ? "" : options.onnx_runtime) {}
 
   predict::Predictor of;
 };
@@ -95,9 +97,8 @@ void check(bool condition, const char* what) {
 std::shared_ptr<const predict::Version> version_of(const shoal_predictor* predictor) {
   check(predictor != nullptr, "predictor is NULL: open one with shoal_open");
   std::shared_ptr<const predict::Version> now = predictor->of.now();
-  if (!now->model) {
-    throw Unsupported(now->kind.empty() ? "the export is of tables without a model: read rows with shoal_pull"
-                                        : "a " + now->kind + " has a network: read its rows with shoal_pull");
+  if (!now->model && now->click == nullptr) {
+    throw Unsupported(now->refused);
   }
   return now;
 }
@@ -123,15 +124,25 @@ void check_probabilities(std::span<const double> found, std::size_t outputs) {
   }
 }
 
-void predict_features(const predict::Model& model, const predict::Features& features, double* probabilities) {
-  Memory& mine = memory();
-  check(probabilities != nullptr || features.examples() == 0, "probabilities is NULL");
-  const std::span<double> out(probabilities, features.examples() * model.outputs());
-  model.probabilities(features, out, mine.scratch, mine.pool);
-  check_probabilities(out, model.outputs());
+std::size_t outputs_of(const predict::Version& version) noexcept {
+  return version.model ? version.model->outputs() : (version.click != nullptr ? 1 : 0);
 }
 
-void predict_built(const predict::Model& model, std::size_t room, double* probabilities,
+void predict_features(const predict::Version& version, const predict::Features& features,
+                      std::span<const std::uint64_t> fields, double* probabilities) {
+  Memory& mine = memory();
+  check(probabilities != nullptr || features.examples() == 0, "probabilities is NULL");
+  const std::size_t outputs = outputs_of(version);
+  const std::span<double> out(probabilities, features.examples() * outputs);
+  if (version.model) {
+    version.model->probabilities(features, out, mine.scratch, mine.pool);
+  } else {
+    version.click->probabilities(features, fields, out, mine.pool);
+  }
+  check_probabilities(out, outputs);
+}
+
+void predict_built(const predict::Version& version, std::size_t room, double* probabilities,
                    std::size_t* examples) {
   predict::ExampleBuilder& builder = memory().builder;
   if (builder.examples() > room) {
@@ -139,7 +150,7 @@ void predict_built(const predict::Model& model, std::size_t room, double* probab
                                 " examples, and room for " + std::to_string(room));
   }
   check(builder.examples() > 0, "no examples: send at least one");
-  predict_features(model, builder.finish(), probabilities);
+  predict_features(version, builder.finish(), builder.fields(), probabilities);
   if (examples != nullptr) {
     *examples = builder.examples();
   }
@@ -163,7 +174,7 @@ shoal_status shoal_open(const char* directory, const shoal_options* options, sho
                         shoal_error* error) {
   return guarded(error, [&] {
     check(directory != nullptr && predictor != nullptr, "directory and predictor must not be NULL");
-    *predictor = new shoal_predictor(directory, options == nullptr || options->skip_checksums == 0);
+    *predictor = new shoal_predictor(directory, options == nullptr ? shoal_options{} : *options);
   });
 }
 
@@ -188,9 +199,9 @@ void shoal_describe(const shoal_predictor* predictor, shoal_info* info) {
   info->version = now->chain->number();
   copy(now->kind, info->kind);
   copy(now->schema.format_name, info->format);
-  info->outputs = now->model ? now->model->outputs() : 0;
-  info->takes_lines = now->model && now->schema.takes_lines() ? 1 : 0;
-  info->takes_columns = now->model && (now->schema.has_columns || now->schema.is_criteo()) ? 1 : 0;
+  info->outputs = outputs_of(*now);
+  info->takes_lines = info->outputs != 0 && now->schema.takes_lines() ? 1 : 0;
+  info->takes_columns = info->outputs != 0 && (now->schema.has_columns || now->schema.is_criteo()) ? 1 : 0;
 }
 
 shoal_status shoal_predict_keys(const shoal_predictor* predictor, size_t examples, const int64_t* offsets,
@@ -198,14 +209,17 @@ shoal_status shoal_predict_keys(const shoal_predictor* predictor, size_t example
                                 shoal_error* error) {
   return guarded(error, [&] {
     const auto now = version_of(predictor);
+    if (now->click != nullptr) {
+      throw Unsupported("a click model needs the field of each key: predict from lines, columns or JSON");
+    }
     check_offsets(examples, offsets);
     const auto count = static_cast<std::size_t>(offsets[examples]);
     check(keys != nullptr || count == 0, "keys is NULL");
-    predict_features(*now->model,
+    predict_features(*now,
                      {.offsets = {offsets, examples + 1},
                       .keys = {keys, count},
                       .values = {values, values == nullptr ? 0 : count}},
-                     probabilities);
+                     {}, probabilities);
   });
 }
 
@@ -217,7 +231,7 @@ shoal_status shoal_predict_lines(const shoal_predictor* predictor, const char* t
     predict::ExampleBuilder& builder = memory().builder;
     builder.reset(now->schema, kNoLimit);
     builder.text({text, size});
-    predict_built(*now->model, room, probabilities, examples);
+    predict_built(*now, room, probabilities, examples);
   });
 }
 
@@ -252,7 +266,7 @@ shoal_status shoal_predict_columns(const shoal_predictor* predictor, size_t exam
       }
       builder.end();
     }
-    predict_built(*now->model, examples, probabilities, nullptr);
+    predict_built(*now, examples, probabilities, nullptr);
   });
 }
 
@@ -264,7 +278,7 @@ shoal_status shoal_predict_json(const shoal_predictor* predictor, const char* bo
     Memory& mine = memory();
     mine.builder.reset(now->schema, kNoLimit);
     mine.json.read({body, size}, "", mine.builder);
-    predict_built(*now->model, room, probabilities, examples);
+    predict_built(*now, room, probabilities, examples);
   });
 }
 

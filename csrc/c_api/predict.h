@@ -20,7 +20,7 @@
  * Threads. Any number of threads may use one predictor at the same time; shoal_refresh() swaps the version under
  * them, and each call is answered by one version throughout. shoal_close() comes last, after all calls have
  * returned. Each thread keeps its working memory, which grows to that of its largest request: afterwards requests
- * allocate nothing. A process may fork; a child may go on to predict.
+ * allocate nothing, but for those of click models, whose network ONNX Runtime computes in the calling thread. A process may fork; a child may go on to predict.
  *
  * Limits. Arrays belong to the caller and are read during the call only. Text is UTF-8 and needs no final zero
  * where its size is passed. */
@@ -47,7 +47,7 @@ typedef enum shoal_status {
   SHOAL_DAMAGED = 2,    /* a file of the export is missing, damaged, or of another format */
   SHOAL_UNREADABLE = 3, /* the system refuses to read a file */
   SHOAL_NO_MEMORY = 4,
-  SHOAL_UNSUPPORTED = 5 /* the model has a network, or the function does not apply to it */
+  SHOAL_UNSUPPORTED = 5 /* the function does not apply to the model, or its network cannot be computed */
 } shoal_status;
 
 typedef struct shoal_error {
@@ -60,6 +60,9 @@ typedef struct shoal_predictor shoal_predictor;
 
 typedef struct shoal_options {
   int skip_checksums; /* 1: do not read every byte of the files first */
+  const char*
+      onnx_runtime; /* the file of ONNX Runtime's library, for click models that were exported with their
+                       network as ONNX; NULL: libonnxruntime.so where the system looks for libraries */
 } shoal_options;
 
 /* Opens an export, or a directory of exports, of which the one with the highest number is used. options may be NULL. */
@@ -76,9 +79,8 @@ typedef struct shoal_info {
   uint64_t version;
   char kind[32]; /* "logistic regression", "factorization machine", "multiclass regression", "click model"; or
                     empty: tables without a model */
-  char format[16]; /* of the training data: "criteo", "csv", "libsvm", ...; empty: batches of a program */
-  size_t
-      outputs; /* probabilities of an example: 1, or one for each class; 0: the model has a network or is none */
+  char format[16];   /* of the training data: "criteo", "csv", "libsvm", ...; empty: batches of a program */
+  size_t outputs;    /* probabilities of an example: 1, or one for each class; 0: nothing can be predicted */
   int takes_lines;   /* whether shoal_predict_lines applies */
   int takes_columns; /* whether shoal_predict_columns applies */
 } shoal_info;
@@ -86,7 +88,8 @@ typedef struct shoal_info {
 /* The current version. A later call may be answered by a newer one, if another thread refreshes. */
 SHOAL_API void shoal_describe(const shoal_predictor* predictor, shoal_info* info);
 
-/* Predicts from keys, as the reader of the training data makes them, interactions among them.
+/* Predicts from keys, as the reader of the training data makes them, interactions among them. Click models need the
+ * field of each key: they are asked by the other functions.
  *   offsets  examples + 1 numbers: example i has the features offsets[i] to offsets[i + 1]; begins with 0
  *   keys     one for each feature
  *   values   one for each feature; NULL: each is 1

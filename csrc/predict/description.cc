@@ -25,17 +25,26 @@ ModelDescription::Kind kind_of(const std::string& name) {
   return ModelDescription::Kind::kMulticlass;
 }
 
-void read_calibration(const json::object& given, ModelDescription& into) {
+}  // namespace
+
+Calibration read_calibration(const json::object& model) {
+  Calibration into;
+  const json::value* const described = optional_in(model, "calibration");
+  if (described == nullptr) {
+    return into;
+  }
+  SHOAL_CHECK(described->is_object(), "'calibration' is not an object");
+  const json::object& given = described->get_object();
   const std::string kind = text_in(given, "kind");
   if (kind == "platt") {
-    into.calibration = ModelDescription::Calibration::kPlatt;
+    into.kind = Calibration::Kind::kPlatt;
     into.slope = number_in(given, "slope");
     into.intercept = number_in(given, "intercept");
     SHOAL_CHECK(std::isfinite(into.slope) && std::isfinite(into.intercept), "the calibration is not finite");
-    return;
+    return into;
   }
   SHOAL_CHECK(kind == "isotonic", "calibration '" + kind + "' is not known: it is platt or isotonic");
-  into.calibration = ModelDescription::Calibration::kIsotonic;
+  into.kind = Calibration::Kind::kIsotonic;
   into.at = numbers_in(given, "at");
   into.probabilities = numbers_in(given, "probabilities");
   SHOAL_CHECK(!into.at.empty() && into.at.size() == into.probabilities.size(),
@@ -46,9 +55,8 @@ void read_calibration(const json::object& given, ModelDescription& into) {
   SHOAL_CHECK(std::is_sorted(into.probabilities.begin(), into.probabilities.end()) &&
                   into.probabilities.front() > 0.0 && into.probabilities.back() < 1.0,
               "the probabilities of the calibration leave (0, 1) or fall");
+  return into;
 }
-
-}  // namespace
 
 ModelDescription read_description(const json::object& model) {
   ModelDescription found;
@@ -59,10 +67,7 @@ ModelDescription read_description(const json::object& model) {
   }
   found.has_bias = flag_in(model, "bias", false);
   found.is_normalized = flag_in(model, "normalized", false);
-  if (const json::value* const given = optional_in(model, "calibration"); given != nullptr) {
-    SHOAL_CHECK(given->is_object(), "'calibration' is not an object");
-    read_calibration(given->get_object(), found);
-  }
+  found.calibration = read_calibration(model);
   if (found.kind == ModelDescription::Kind::kMulticlass) {
     const std::string loss = text_in(object_in(model, "multiclass"), "loss");
     SHOAL_CHECK(loss == "multinomial" || loss == "ovr", "loss '" + loss + "' is not known");

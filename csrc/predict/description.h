@@ -11,5 +11,7 @@ namespace shoal::predict {
 
 // std::invalid_argument: it is of a kind that is not made of tables alone, or a part is missing or wrong.
 ModelDescription read_description(const json::object& model);
+// std::invalid_argument: it is of a kind that is not known, or wrong.
+Calibration read_calibration(const json::object& model);
 
 }  // namespace shoal::predict

@@ -160,6 +160,15 @@ Manifest read_body(const json::object& body) {
     SHOAL_CHECK(model->is_object(), "'model' is not an object");
     found.model = model->get_object();
   }
+  if (optional_in(body, "extras") != nullptr) {
+    for (const json::value& one : array_in(body, "extras")) {
+      SHOAL_CHECK(one.is_object(), "an extra file is not an object");
+      const json::object& given = one.get_object();
+      found.extras.push_back({text_in(given, "name"), count_in(given, "bytes"),
+                              static_cast<std::uint32_t>(count_in(given, "crc32c"))});
+      SHOAL_CHECK(is_file_name(found.extras.back().name), "an extra file has no name of a file");
+    }
+  }
   return found;
 }
 

@@ -32,6 +32,13 @@ struct ManifestFile {
   std::uint64_t bytes = 0;
 };
 
+// A file that only the model reads. Its name there follows the first hyphen.
+struct ManifestExtra {
+  std::string name;
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+};
+
 struct ManifestSection {
   Slot slot{};
   std::size_t file = 0;
@@ -64,6 +71,7 @@ struct Manifest {
   std::string base_path;    // of a delta, relative to its directory; else empty
   std::string base_digest;  // SHA-256 of the body of the base's manifest, in hexadecimal digits
   std::optional<json::object> model;
+  std::vector<ManifestExtra> extras;
   std::string digest;  // its own
 };
 

@@ -211,6 +211,27 @@ std::shared_ptr<const ExportChain> ExportChain::open(const fs::path& directory, 
   }
 }
 
+std::optional<std::string> ExportChain::extra(std::string_view name) const {
+  for (const ManifestExtra& extra : newest().extras) {
+    const std::size_t hyphen = extra.name.find('-');
+    if (hyphen == std::string::npos || std::string_view(extra.name).substr(hyphen + 1) != name) {
+      continue;
+    }
+    const fs::path path = exports_.back()->directory() / extra.name;
+    const File file(path);
+    if (file.bytes() != extra.bytes) {
+      throw DamagedExport(path.string() + " has " + std::to_string(file.bytes()) + " bytes instead of " +
+                          std::to_string(extra.bytes));
+    }
+    std::string found = file.read_all();
+    if (crc32c(std::as_bytes(std::span(found))) != extra.crc32c) {
+      throw DamagedExport(path.string() + " is damaged: its checksum does not match");
+    }
+    return found;
+  }
+  return std::nullopt;
+}
+
 const ExportReader* ExportChain::table(std::string_view name) const noexcept {
   const auto found = tables_.find(name);
   return found == tables_.end() ? nullptr : &found->second;

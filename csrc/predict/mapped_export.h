@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,8 @@ class ExportChain {
   std::uint64_t number() const noexcept { return newest().number; }
   const std::string& digest() const noexcept { return newest().digest; }
   const Manifest& newest() const noexcept { return exports_.back()->manifest(); }
+  // A file that only the model reads, by its name there; none if there is no such file. DamagedExport.
+  std::optional<std::string> extra(std::string_view name) const;
   // Null if there is none of that name.
   const ExportReader* table(std::string_view name) const noexcept;
 

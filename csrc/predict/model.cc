@@ -36,6 +36,14 @@ void check_dim(const ExportReader& table, std::size_t dim, const std::string& na
 
 }  // namespace
 
+void Calibration::apply(std::span<double> margins) const noexcept {
+  if (kind == Kind::kPlatt) {
+    platt(margins, slope, intercept);
+  } else if (kind == Kind::kIsotonic) {
+    isotonic(margins, at, probabilities);
+  }
+}
+
 Model::Model(ModelDescription description, const std::function<const ExportReader*(std::string_view)>& table)
     : description_(std::move(description)) {
   const auto& names = description_.tables;
@@ -81,14 +89,6 @@ std::span<const float> Model::divided(const Features& features, ModelScratch& sc
     values[e] = static_cast<float>(value / std::sqrt(mean / kShrink));
   }
   return values;
-}
-
-void Model::calibrate(std::span<double> margins) const noexcept {
-  if (description_.calibration == ModelDescription::Calibration::kPlatt) {
-    platt(margins, description_.slope, description_.intercept);
-  } else if (description_.calibration == ModelDescription::Calibration::kIsotonic) {
-    isotonic(margins, description_.at, description_.probabilities);
-  }
 }
 
 void Model::probabilities(const Features& features, std::span<double> out, ModelScratch& scratch,
@@ -144,7 +144,7 @@ void Model::probabilities(const Features& features, std::span<double> out, Model
     std::fill(factors.begin() + static_cast<std::ptrdiff_t>(entries * dim), factors.end(), 0.0F);
     fm_margins(taken, weights, factors, dim, out, scratch.sums.claim(examples * dim), pool);
   }
-  calibrate(out);
+  description_.calibration.apply(out);
   shoal::probabilities(out, out, pool);
 }
 

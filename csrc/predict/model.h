@@ -48,21 +48,29 @@ struct ModelScratch {
   std::vector<std::uint32_t> entries;  // 0, 1, ...
 };
 
-// What an export says of its model (docs/export-format.md).
+// What an export says of the calibration of its margins (docs/export-format.md).
+struct Calibration {
+  enum class Kind : std::uint8_t { kNone, kPlatt, kIsotonic };
+
+  Kind kind = Kind::kNone;
+  double slope = 1.0;
+  double intercept = 0.0;
+  std::vector<double> at;
+  std::vector<double> probabilities;
+
+  void apply(std::span<double> margins) const noexcept;
+};
+
+// What an export says of its model.
 struct ModelDescription {
   enum class Kind : std::uint8_t { kLogistic, kFactorization, kMulticlass };
-  enum class Calibration : std::uint8_t { kNone, kPlatt, kIsotonic };
 
   Kind kind = Kind::kLogistic;
   std::vector<std::string> tables;  // in the order above
   bool has_bias = false;
   bool is_normalized = false;
   ClassLoss loss = ClassLoss::kMultinomial;
-  Calibration calibration = Calibration::kNone;
-  double slope = 1.0;
-  double intercept = 0.0;
-  std::vector<double> at;
-  std::vector<double> probabilities;
+  Calibration calibration;
 };
 
 class Model {
@@ -86,7 +94,6 @@ class Model {
   static constexpr std::uint64_t kBiasKey = 0x1208DA918DB99F36U;
 
   std::span<const float> divided(const Features& features, ModelScratch& scratch, ThreadPool& pool) const;
-  void calibrate(std::span<double> margins) const noexcept;
 
   ModelDescription description_;
   const ExportReader* weights_ = nullptr;

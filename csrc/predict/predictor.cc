@@ -14,26 +14,41 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kClickModel = "click model";
+constexpr std::string_view kTower = "tower.onnx";
 
-std::shared_ptr<const Version> make_version(std::shared_ptr<const ExportChain> chain) {
+}  // namespace
+
+Predictor::Predictor(fs::path directory, bool verify, const std::string& runtime)
+    : directory_(std::move(directory)),
+      verify_(verify),
+      runtime_(OnnxRuntime::open(runtime)),
+      now_(read(nullptr)) {}
+
+std::shared_ptr<const Version> Predictor::make_version(std::shared_ptr<const ExportChain> chain) const {
   auto version = std::make_shared<Version>();
-  const auto& model = chain->newest().model;
-  if (model) {
-    version->kind = text_in(*model, "kind");
-    if (version->kind != kClickModel) {
-      version->schema = read_schema(*model, "");
-      version->model.emplace(read_description(*model),
-                             [&](std::string_view name) { return chain->table(name); });
+  const auto table = [&](std::string_view name) { return chain->table(name); };
+  if (const auto& model = chain->newest().model; !model) {
+    version->refused = "the export is of tables without a model: read rows with shoal_pull";
+  } else if (version->kind = text_in(*model, "kind"); version->kind != kClickModel) {
+    version->schema = read_schema(*model, "");
+    version->model.emplace(read_description(*model), table);
+  } else if (const auto tower = chain->extra(kTower); !tower) {
+    version->refused = "a click model has a network: export it with onnx, or read its rows with shoal_pull";
+  } else if (runtime_ == nullptr) {
+    version->refused =
+        "a click model needs libonnxruntime.so, and there is none: pass its path to shoal_open, or "
+        "read rows with shoal_pull";
+  } else {
+    try {
+      version->click = std::make_unique<const ClickModel>(*model, runtime_, *tower, table);
+    } catch (const std::runtime_error& error) {
+      throw DamagedExport(std::string(kTower) + " is not the dense part of this model: " + error.what());
     }
+    version->schema = read_schema(*model, version->click->form());
   }
   version->chain = std::move(chain);
   return version;
 }
-
-}  // namespace
-
-Predictor::Predictor(fs::path directory, bool verify)
-    : directory_(std::move(directory)), verify_(verify), now_(read(nullptr)) {}
 
 // The exports of the directory, the highest number first. The first error of those that are damaged.
 std::vector<Predictor::Found> Predictor::exports(std::exception_ptr& failure) const {

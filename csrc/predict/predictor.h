@@ -15,24 +15,28 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "predict/click_model.h"
 #include "predict/mapped_export.h"
 #include "predict/model.h"
 #include "predict/schema.h"
 
 namespace shoal::predict {
 
-// One version: its tables, and its model where it has one that is made of tables alone.
+// One version: its tables, and its model where it has one that can be computed.
 struct Version {
   std::shared_ptr<const ExportChain> chain;
   std::string kind;            // of its model; empty if it has none
   InputSchema schema;          // of its model
-  std::optional<Model> model;  // empty if it has none, or one with a network
+  std::optional<Model> model;  // of tables alone
+  std::unique_ptr<const ClickModel> click;
+  std::string refused;  // of a click model that cannot be computed: why
 };
 
 class Predictor {
  public:
-  // Throws DamagedExport, std::invalid_argument, std::system_error.
-  Predictor(std::filesystem::path directory, bool verify);
+  // `runtime`: the file of ONNX Runtime's library; empty: that which the system finds. Throws DamagedExport,
+  // std::invalid_argument, std::system_error; std::runtime_error: the file is no such library.
+  Predictor(std::filesystem::path directory, bool verify, const std::string& runtime);
 
   std::shared_ptr<const Version> now() const {
     const MutexLock lock(swapping_);
@@ -53,8 +57,11 @@ class Predictor {
   std::vector<Found> exports(std::exception_ptr& failure) const;
   std::shared_ptr<const Version> read(const Version* now) const;
 
+  std::shared_ptr<const Version> make_version(std::shared_ptr<const ExportChain> chain) const;
+
   std::filesystem::path directory_;
   bool verify_;
+  std::shared_ptr<const OnnxRuntime> runtime_;  // null: there is none
   Mutex refreshing_;
   mutable Mutex swapping_;
   std::shared_ptr<const Version> now_ GUARDED_BY(swapping_);

@@ -45,7 +45,7 @@ class Cell(ctypes.Structure):
 class Options(ctypes.Structure):
     """shoal_options."""
 
-    _fields_ = (("skip_checksums", ctypes.c_int),)
+    _fields_ = (("skip_checksums", ctypes.c_int), ("onnx_runtime", ctypes.c_char_p))
 
 
 def library() -> Any:
@@ -73,10 +73,10 @@ def _address(array: np.ndarray | None) -> Any:
 class Predictor:
     """shoal_predictor; each call has an error of its own."""
 
-    def __init__(self, directory: object, *, skip_checksums: bool = False) -> None:
+    def __init__(self, directory: object, *, skip_checksums: bool = False, onnx_runtime: Path | None = None) -> None:
         self.lib = library()
         self.of = ctypes.c_void_p()
-        options = Options(int(skip_checksums))
+        options = Options(int(skip_checksums), None if onnx_runtime is None else str(onnx_runtime).encode())
         self._check(self.lib.shoal_open, str(directory).encode(), ctypes.byref(options), ctypes.byref(self.of))
 
     def __enter__(self) -> Self:

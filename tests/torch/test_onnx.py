@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -16,12 +18,17 @@ onnx = pytest.importorskip("onnx", reason="graphs are written by onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="graphs are run by onnxruntime")
 pytest.importorskip("onnxscript", reason="torch writes graphs by onnxscript")
 
+import c_library  # noqa: E402
 import shoal  # noqa: E402
+from paths import SUPPORT  # noqa: E402
 from shoal import Batch  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.errors import CorruptionError  # noqa: E402
 from shoal.models.onnx_predictor import OnnxPredictor  # noqa: E402
 from shoal.serve import ServedModel  # noqa: E402
+from shoal.serve.bodies import JSON, examples  # noqa: E402
+from shoal.serve.inputs import InputSpec  # noqa: E402
+from shoal.serve.limits import Account, Budget, Limits  # noqa: E402
 from shoal.torch import ClickModel, Features, Model, onnx_tower, tables  # noqa: E402
 from shoal.torch.config import build, parse, schema_of  # noqa: E402
 from shoal.torch.models import MODELS, Lookup, look_up  # noqa: E402
@@ -29,6 +36,7 @@ from shoal.torch.models import MODELS, Lookup, look_up  # noqa: E402
 SEVERAL, DENSELESS = ("mmoe", "ple", "esmm"), ("lr", "fm", "fwfm")
 
 
+(RUNTIME,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
 USUAL = ("deepfm", "din", "mmoe", "two_tower")  # of every border between rows and network one
 
 
@@ -104,6 +112,19 @@ def check_served(log: Path, described: dict, directory: Path) -> None:
             one_each = itertools.islice(reader_of(log, described, 1), 30)
             for batch in itertools.chain(reader_of(log, described), one_each):
                 agree(predictor.decision_function(batch), model.decision_function(batch))
+            check_c_library(log, described, directory, predictor)
+
+
+def check_c_library(log: Path, described: dict, directory: Path, predictor: OnnxPredictor) -> None:
+    """The C library gives the bits of the server, of many rows and of one."""
+    header, *rows = log.read_text().splitlines()
+    with c_library.Predictor(directory, onnx_runtime=RUNTIME) as alone:
+        assert (alone.info.kind, alone.info.outputs) == (b"click model", 1)
+        for size in (50, 1):
+            reader = itertools.islice(reader_of(log, described, size), 30)
+            for first, batch in zip(range(0, len(rows), size), reader, strict=False):
+                found = alone.lines("\n".join([header, *rows[first : first + size]]).encode())[:, 0]
+                np.testing.assert_array_equal(found, predictor.probabilities(batch))
 
 
 @pytest.mark.slow
@@ -137,6 +158,23 @@ def test_a_feature_with_a_dim_of_its_own_and_no_lists(log, tmp_path):
         {"name": "user", "dim": 2},
         {"name": "ad"},
         {"name": "price", "type": "number", "embed": True},
+    ]
+    check_served(log, described, tmp_path / "export")
+
+
+def test_features_of_every_type(log, tmp_path):
+    described = configuration(log, "deepfm")
+    described["features"] = [
+        {"name": "user"},
+        {"name": "ad"},
+        {"name": "conv"},
+        {"name": "tags", "type": "list", "max_len": 2},
+        {"name": "pairs", "type": "cross", "of": ["user", "ad"]},
+        {"name": "tagged", "type": "cross", "of": ["tags", "ad", "conv"]},
+        {"name": "dear", "type": "bucket", "column": "price", "edges": [0.25, 0.5, 0.75]},
+        {"name": "price", "type": "number", "log": True},
+        {"name": "cost", "type": "number", "column": "price", "embed": True},
+        {"name": "seen", "type": "sequence", "share": "ad", "weights": "ages", "max_len": 3, "keep": "first"},
     ]
     check_served(log, described, tmp_path / "export")
 
@@ -185,6 +223,48 @@ def test_the_graph_names_its_inputs_and_has_any_number_of_examples(din):
     }
     assert b"site-packages" not in path.read_bytes()
     assert b"shoal/torch" not in path.read_bytes()
+
+
+def test_the_c_library_answers_json_and_refuses_what_it_cannot_compute(din, tmp_path):
+    _, _, export, _ = din
+    instance = {"user": "u1", "ad": "a2", "tags": ["t1"], "seen": ["a3", "a2"], "ages": [0.5, 1], "price": 2}
+    with c_library.Predictor(export, onnx_runtime=RUNTIME) as model, ServedModel(export) as served:
+        body = json.dumps({"instances": [instance, {}]}).encode()
+        predictor = served.now.predictor
+        with Account(Budget(Limits())) as account:
+            expected = predictor.probabilities(examples(body, JSON, InputSpec(predictor), account))
+        np.testing.assert_array_equal(model.json(body)[:, 0], expected)
+        np.testing.assert_array_equal(model.columns(instance), expected[:1])
+        with pytest.raises(c_library.PredictError, match="instance 1 has 2 items in 'seen' and 1 in 'ages'") as refused:
+            model.json(json.dumps({"instances": [instance, instance | {"ages": [1]}]}).encode())
+        assert (refused.value.status, refused.value.example) == (c_library.INVALID, 1)
+        with pytest.raises(c_library.PredictError, match="the field of each key") as refused:
+            model.keys(np.array([0, 1], np.int64), np.array([7], np.uint64))
+        assert refused.value.status == c_library.UNSUPPORTED
+    alone = "import c_library, sys; c_library.Predictor(sys.argv[1]).json(b'{}')"  # nothing has loaded the library
+    command = [sys.executable, "-c", alone, str(export)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "a click model needs libonnxruntime.so, and there is none" in done.stderr
+    with pytest.raises(c_library.PredictError, match="cannot be opened"):
+        c_library.Predictor(export, onnx_runtime=tmp_path / "none.so")
+    with pytest.raises(c_library.PredictError, match="is no ONNX Runtime"):
+        c_library.Predictor(export, onnx_runtime=c_library.PATH)
+
+
+def test_the_c_library_refuses_a_damaged_graph(din, tmp_path):
+    _, _, export, _ = din
+    for damage in ("cut", "flipped", "missing"):
+        shutil.copytree(export, where := tmp_path / damage)
+        (path,) = where.glob("*-tower.onnx")
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data[:-1] if damage == "cut" else data)
+        if damage == "missing":
+            path.unlink()
+        with pytest.raises(c_library.PredictError, match=r"tower\.onnx") as refused:
+            c_library.Predictor(where, onnx_runtime=RUNTIME)
+        assert refused.value.status == c_library.DAMAGED
 
 
 def test_the_command_serves_a_graph_without_loading_torch(din, log):
