@@ -332,6 +332,11 @@ class DataConfig(ReaderConfig, frozen=True, kw_only=True):
         "leave out the examples that have this feature, such as user=u17; repeatable",
         Setting(metavar="FEATURE"),
     ] = ()
+    without_examples: Annotated[
+        File | None,
+        "leave out the examples of the lines and files that this file names, one on each line: FILE:LINE, "
+        "FILE:FIRST-LAST, or a name or pattern of files",
+    ] = None
     fields: Annotated[
         tuple[str, ...],
         "fields of the model, in order (default: all categorical and numeric columns that are not dense, or the 39 "

@@ -102,6 +102,88 @@ def test_what_is_forgotten_was_never_learned(kind: str, how: str, tmp_path: Path
     assert json.loads((tmp_path / "other" / "certificate.json").read_text())["rows_after"] == certificate.rows_after
 
 
+@pytest.mark.parametrize("how", FITS)
+def test_lines_and_files_are_forgotten(how: str, tmp_path: Path, days: list[str]) -> None:
+    kept = Checkpointing(tmp_path / "model", every=4, keep=True)
+    with fitted(logistic, reader(days), checkpoint=kept, **FITS[how]) as model:
+        before = digests(model)
+    places = [f"{days[1]}:9", f"{days[1]}:300-420", f"{days[1]}:410-421", "day_2.csv"]
+    certificate = forget(tmp_path / "model", [], tmp_path / "other", examples=places)
+    with fitted(logistic, reader(days).without(examples=places), **FITS[how]) as fresh:
+        assert digests(fresh) == certificate.rows_after != before
+    assert certificate.examples_left_out == 1 + 122 + ROWS
+    assert certificate.examples == [f"{days[1]}:9", f"{days[1]}:300-421", f"{days[2]}:1-"]
+    assert (tmp_path / "other" / "left-out.txt").read_text().splitlines() == certificate.examples
+
+
+def test_the_lines_of_a_feature_are_forgotten_as_the_feature_is(kept: Path, tmp_path: Path, days: list[str]) -> None:
+    places = [
+        f"{day}:{number}"
+        for day in days
+        for number, line in enumerate(Path(day).read_text().splitlines(), 1)
+        if ",u17," in line
+    ]
+    by_line = forget(kept, [], tmp_path / "lines", examples=places)
+    by_feature = forget(kept, [USER], tmp_path / "feature")
+    assert by_line.rows_after == by_feature.rows_after
+    assert by_line.first == by_feature.first
+    assert by_line.examples_left_out == by_feature.examples_left_out == len(places)
+
+
+def test_lines_that_are_forgotten_could_have_been_absent(tmp_path: Path, days: list[str]) -> None:
+    """Where each file is a batch, the batches are those of files without the lines."""
+    whole = shoal.read_csv(days, label="click", numeric=["price"], batch_size=ROWS)
+    kept = Checkpointing(tmp_path / "model", every=1, keep=True)
+    with fitted(lambda: logistic(warm_up=False), whole, checkpoint=kept):
+        certificate = forget(tmp_path / "model", [], tmp_path / "other", examples=[f"{days[1]}:2-9", f"{days[1]}:701"])
+    lines = Path(days[1]).read_text().splitlines(keepends=True)
+    (tmp_path / "day_1.csv").write_text("".join([lines[0], *lines[9:700]]))
+    files = [days[0], tmp_path / "day_1.csv", days[2]]
+    batches = [batch for one in files for batch in shoal.read_csv(one, label="click", numeric=["price"])]
+    with fitted(lambda: logistic(warm_up=False), batches) as fresh:
+        assert digests(fresh) == certificate.rows_after
+    assert certificate.made_again_from == ROWS
+    assert certificate.examples_left_out == 9
+
+
+def test_what_was_forgotten_before_is_in_the_next_certificate(kept: Path, tmp_path: Path, days: list[str]) -> None:
+    forget(kept, [USER], tmp_path / "one", examples=[f"{days[0]}:5"])
+    second = forget(tmp_path / "one", ["ad=a3"], tmp_path / "two", examples=[f"{days[1]}:11"])
+    keys = [user_key(), key_of_name("csv", "ad=a3")]
+    with fitted(logistic, reader(days).without(keys, examples=[f"{days[0]}:5", f"{days[1]}:11"])) as fresh:
+        assert digests(fresh) == second.rows_after
+    assert second.examples == [f"{days[0]}:5", f"{days[1]}:11"]
+    assert second.features == ["ad=a3", str(user_key())]
+    assert f"--without {user_key()}" in second.to_check or str(user_key()) in second.to_check
+    with pytest.raises(ValueError, match=r"day_0.csv: of 1 line that is named, 1 hold no example"):
+        forget(tmp_path / "one", [], tmp_path / "three", examples=[f"{days[0]}:5"])
+    (life,) = explain(tmp_path / "one", ["ad=a4"])
+    assert life.first.line is None, "lines before it were left out"
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        (["day_0.csv:1"], "is in none of the 3 files"),
+        (["{0}:1"], "of 1 line that is named, 1 hold no example"),
+        (["{0}:0"], "names lines 0: lines count from 1, and ascend"),
+        (["{0}:9-3"], "names lines 9-3"),
+        (["{0}:700-702"], "of 3 lines that are named, 1 hold no example"),
+        (["{0}:99999999999999999999"], "names lines 9999"),
+        (["{0}:9000-"], "no example of .* nothing is forgotten"),
+        (["day_7*"], "is in none of the 3 files"),
+        ([""], "is in none of the 3 files"),
+        (["{0}:x"], "is in none of the 3 files"),
+    ],
+)
+def test_lines_that_are_none_are_not_forgotten(
+    places: list[str], why: str, kept: Path, tmp_path: Path, days: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        forget(kept, [], tmp_path / "other", examples=[one.format(*days) for one in places])
+    assert not (tmp_path / "other").exists()
+
+
 def test_more_is_forgotten_of_a_model_that_has_forgotten(kept: Path, tmp_path: Path, days: list[str]) -> None:
     forget(kept, [USER], tmp_path / "one")
     second = forget(tmp_path / "one", ["ad=a3"], tmp_path / "two")
@@ -231,7 +313,7 @@ def test_what_cannot_be_made_again_says_why(tool: Any, kept: Path, tmp_path: Pat
         tool(tmp_path / "none", [USER])
     with pytest.raises(ValueError, match=r"no example of .* has 'user=nobody'"):
         tool(kept, ["user=nobody"])
-    for wrong, why in ((["9" * 23], "is no key"), ([], "pass a list of names"), (USER, "pass a list of names")):
+    for wrong, why in ((["9" * 23], "is no key"), ([], "pass a list"), (USER, "pass a list of names")):
         with pytest.raises(ValueError, match=why):
             tool(kept, wrong)
     with fitted(logistic, list(reader(days)), checkpoint=Checkpointing(tmp_path / "list", keep=True)):
@@ -271,7 +353,7 @@ def test_the_commands(
     capsys.readouterr()
     assert main(["explain", "ads", USER, "ad=a3"]) == 0
     said = capsys.readouterr().out
-    assert f"first seen  {days[1]}, line 7, example 6" in said
+    assert f"first seen  {days[1]}:7, example 6" in said
     assert "largest steps" in said
     # A command that is good while the file of rows that it greps for is not there.
     first = f"ads/{min(os.listdir('ads'), key=lambda name: (not name.startswith('kept'), name))}"
@@ -287,6 +369,28 @@ def test_the_commands(
     assert main(["diff", "without", "CHECK", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)["tables"]["lr"]
     assert (table["changed"], table["only_in_first"], table["only_in_second"]) == (0, 0, 0)
+
+
+def test_lines_and_files_are_forgotten_by_command(
+    tmp_path: Path, days: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", *days, "--format", "csv", "--label", "click", "--batch-size", str(BATCH), "--quiet"]
+    assert main(["train", "lr", *data, "--output", "ads", "--checkpoint-every", "4", "--keep-checkpoints"]) == 0
+    capsys.readouterr()
+    assert main(["explain", "ads", USER]) == 0
+    seen = capsys.readouterr().out.partition("first seen")[2].split()[0].rstrip(",")
+    Path("lines.txt").write_text(f"{seen}\n\n{days[1]}:20-22\n")
+    how = ["--examples", "lines.txt", "--files", "day_2.*", "--where", "ad=a3", "--output", "without"]
+    assert main(["forget", "ads", *how]) == 0
+    command = capsys.readouterr().out.partition("to check      ")[2].split()
+    assert main([*command[1:], "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["diff", "without", "CHECK", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)["tables"]["lr"]
+    assert (table["changed"], table["only_in_first"], table["only_in_second"]) == (0, 0, 0)
+    assert main(["forget", "ads", "--output", "other"]) == 2
+    assert "--where FEATURE, --examples FILE or --files GLOB" in capsys.readouterr().err
 
 
 def test_a_click_model_forgets_and_is_explained(tmp_path: Path, days: list[str]) -> None:

@@ -15,7 +15,7 @@ from shoal.base.settings import Setting
 from shoal.base.streams import escape_text
 from shoal.cli.answers import Answer, warn
 from shoal.cli.options import Command, Output
-from shoal.config import Count, Dir
+from shoal.config import Count, Dir, File
 
 if TYPE_CHECKING:
     from shoal.lineage import RowLife, Sighting
@@ -45,6 +45,9 @@ FORGET_EXAMPLES = f"""\
 examples:
   the model that training without a user's examples gives, and a certificate of it:
   $ shoal forget ads --where user=u17 --output ads-without
+  without some lines, written as shoal explain names them, and without the files of an hour:
+  $ shoal forget ads --examples lines.txt --output ads-without
+  $ shoal forget ads --files '2026-11-29T12/*' --output ads-without
 
 Made again is the part of the fit from the checkpoint before the first such example on. {_KEPT}
 """
@@ -100,7 +103,7 @@ def _life(one: RowLife) -> list[str]:
 
 
 def _where(one: Sighting) -> str:
-    line = "" if one.line is None else f", line {one.line:,}"
+    line = "" if one.line is None else f":{one.line}"
     return f"{escape_text(one.file)}{line}, example {one.example:,}, label {one.label:g}"
 
 
@@ -163,16 +166,28 @@ class Forget(Output, frozen=True, kw_only=True):
     model: _Place
     where: Annotated[
         tuple[str, ...], "leave out the examples that have this feature; repeatable", Setting(metavar="FEATURE")
-    ]
+    ] = ()
+    examples: Annotated[
+        File | None, "leave out the examples that this file names, one on each line: FILE:LINE or FILE:FIRST-LAST"
+    ] = None
+    files: Annotated[
+        tuple[str, ...],
+        "leave out the files of the data that have this name or match this pattern; repeatable",
+        Setting(metavar="GLOB"),
+    ] = ()
     output: Annotated[Dir, "directory of the model without them; created if it does not exist"]
     overwrite: Annotated[bool, "replace a model that is there"] = False
 
 
 def forget(options: Forget) -> Answer:
     """Train a model without some examples, from the checkpoint before the first of them on."""
+    from shoal.data.places import read_places
     from shoal.lineage import forget as forgotten
 
-    made = forgotten(options.model, options.where, options.output, overwrite=options.overwrite)
+    if not (options.where or options.examples or options.files):
+        raise ValueError("say what is to be forgotten: --where FEATURE, --examples FILE or --files GLOB")
+    examples = [*([] if options.examples is None else read_places(options.examples)), *options.files]
+    made = forgotten(options.model, options.where, options.output, examples=examples, overwrite=options.overwrite)
     lines = [
         f"left out      {counted(made.examples_left_out, 'example')} in each pass",
         f"made again    {100 * made.share_made_again:.3g} % of the fit, from {made.made_again_from:,} examples on",

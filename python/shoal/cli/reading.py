@@ -242,11 +242,13 @@ _OF_TEXT = ("sep", "list_separator", "columns", "na_values", "keep_default_na")
 
 def without(data: Reader, config: DataConfig) -> Reader:
     """Return a reader without the examples that a configuration leaves out."""
-    if not config.without:
+    if not config.without and config.without_examples is None:
         return data
     from shoal.data import key_of_name
+    from shoal.data.places import read_places
 
-    return data.without(key_of_name(data.format, name, data.schema) for name in config.without)
+    places = [] if config.without_examples is None else read_places(config.without_examples)
+    return data.without((key_of_name(data.format, one, data.schema) for one in config.without), examples=places)
 
 
 def with_known_columns(data: Reader, ignored: Sequence[str]) -> Reader:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, marked
 from shoal.data.columns import PASSED_OVER, Columns, Texts, texts_of
 from shoal.data.files import File, Opened
 from shoal.data.reader import Reader
@@ -127,6 +128,7 @@ class TableReader(Reader):
                 late = queue.overdue()
                 yield None if late is None else BatchGroup([(late, cursor)], 0, fraction)
                 continue
+            without = settings.lines_without(split.file)
             for first, consumed, table in self._tables(split):
                 rows = table.num_rows
                 fraction = split.before + split.fraction * consumed
@@ -134,10 +136,10 @@ class TableReader(Reader):
                 if start >= rows:
                     yield None
                     continue
-                done = [
-                    (batch, Cursor(split.number, first + end))
-                    for batch, end in queue.add(self._batch(split.file, table, first), start)
-                ]
+                made = self._batch(split.file, table, first)
+                if without is not None:
+                    made = marked(made, np.arange(first + 1, first + rows + 1), without)
+                done = [(batch, Cursor(split.number, first + end)) for batch, end in queue.add(made, start)]
                 cursor = Cursor(split.number, first + rows)
                 yield BatchGroup(done, 0, fraction) if done else None
         rest = queue.rest()

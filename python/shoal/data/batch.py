@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
+
+_LEFT_OUT = np.float32(-np.inf)  # the label of an example that is left out of its batch, once that is cut
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
@@ -101,9 +104,16 @@ def rows_with(batch: Batch, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     return np.unique(np.searchsorted(batch.indptr, entries, side="right") - 1)
 
 
+def marked(batch: Batch, lines: NDArray[np.int64], spans: NDArray[np.int64]) -> Batch:
+    """Mark the examples of lines in any of some spans, each its first and its last line, for `left_out`."""
+    before = np.searchsorted(spans[:, 0], lines, side="right") - 1
+    found = (before >= 0) & (lines <= spans[before, 1])
+    return structs.replace(batch, labels=np.where(found, _LEFT_OUT, batch.labels)) if found.any() else batch
+
+
 def left_out(batch: Batch, keys: NDArray[np.uint64]) -> Batch:
-    """Return a batch without the examples that have any of some keys."""
-    found = rows_with(batch, keys)
+    """Return a batch without the examples that are `marked`, or have any of some keys."""
+    found = np.union1d(rows_with(batch, keys), np.flatnonzero(batch.labels == _LEFT_OUT))
     return take(batch, np.delete(np.arange(len(batch)), found)) if len(found) else batch
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from shoal import _reader
 from shoal.base.in_order import in_order
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, marked
 from shoal.data.csv import CR_ALONE
 from shoal.data.interactions import interact, pair_numbers
 from shoal.data.names import Spelled
@@ -39,6 +41,8 @@ class TextSource(NamedTuple):
     # before, fraction: Of the bytes of all: those before it, and its own; 0 where they are not known.
     before: float = 0.0
     fraction: float = 1.0
+    # Spans of lines whose examples are left out.
+    without: NDArray[np.int64] | None = None
 
 
 def fill(
@@ -83,6 +87,8 @@ class _ParsedBlock(NamedTuple):
     rows: RowBuffer | None
     parsed: _ParsedRows | None
     spelled: Spelled
+    # Of each row, from 0 in the block, if lines are left out of the file.
+    lines: NDArray[np.int64] | None
 
 
 class _BlockEndsError(Exception):
@@ -108,6 +114,7 @@ class _Pass:
         self._queue = BatchQueue(batch_size, max_delay=max_delay)
         self._lines: Lines | None = None
         self._line = 1  # the number of the next one, counted from the first that is read
+        self._above: int | None = None  # lines before that one, if they were counted
         self._drop = begin.rows
         self._skipped = begin.skipped
         self._cursor = begin
@@ -152,16 +159,17 @@ class _Pass:
     def _parse(self, read: _ReadBlock) -> _ParsedBlock:
         text = read.block.text
         if read.source is None or read.parse is None or not text:
-            return _ParsedBlock(read, None, None, None)
+            return _ParsedBlock(read, None, None, None, None)
         rows = self._free.pop() if self._free else self._form.rows()
         parsed = _parse(read.parse, self._form, text, rows, self._skip)
         spelled = _spelled(self._form, text, rows)
+        lines = None if read.source.without is None else _lines_of(text, rows)
         if not parsed.fault:
             read.source.lines.hand_back(text)
-        return _ParsedBlock(read, rows, parsed, spelled)
+        return _ParsedBlock(read, rows, parsed, spelled, lines)
 
     def _join(self, block: _ParsedBlock) -> BatchGroup | None:
-        (source, (text, offset, passed, consumed), _), rows, parsed, spelled = block
+        (source, (text, offset, passed, consumed), _), rows, parsed, spelled, lines = block
         if source is None:
             return self._overdue()
         self._enter(source.lines)
@@ -171,10 +179,15 @@ class _Pass:
             return self._overdue()
         form = self._form
         _note_names(form, rows, parsed.batch, spelled)
+        batch_of_block = parsed.batch
+        if lines is not None and source.without is not None:
+            if self._above is None:
+                self._above = sum(source.lines.newlines_before())
+            batch_of_block = marked(parsed.batch, self._above + self._line + lines, source.without)
         first = min(self._drop, rows.row)
         self._drop -= first
         done = []
-        for batch, row in self._queue.add(parsed.batch, first):
+        for batch, row in self._queue.add(batch_of_block, first):
             end, skipped = rows.ends[row - 1].tolist()
             done.append((batch, Cursor(source.number, offset + end, 0, self._skipped + skipped)))
         self._line += parsed.lines
@@ -196,7 +209,7 @@ class _Pass:
 
     def _enter(self, lines: Lines | None) -> None:
         if self._lines is not lines:
-            self._lines, self._line = lines, 1
+            self._lines, self._line, self._above = lines, 1, None
 
 
 def _parse(parse: Parse, form: Format, text: memoryview, rows: RowBuffer, skip: bool) -> _ParsedRows:
@@ -219,6 +232,12 @@ def _parse(parse: Parse, form: Format, text: memoryview, rows: RowBuffer, skip: 
     elif not form.fielded and batch.fields is not None:
         batch = structs.replace(batch, fields=None)
     return _ParsedRows(batch, lines, skipped, end, fault, at)
+
+
+def _lines_of(text: memoryview, rows: RowBuffer) -> NDArray[np.int64]:
+    """Return the line of each row, from 0 in the text."""
+    newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    return np.searchsorted(newlines, rows.ends[: rows.row, 0] - 1)
 
 
 def _spelled(form: Format, text: memoryview, rows: RowBuffer) -> Spelled:

@@ -22,7 +22,7 @@ def difference(
     for name in ("format", "schema", "batch_size", "shard"):
         if earlier[name] != now[name]:
             return f"{'split' if name == 'shard' else name} was {earlier[name]!r}, and is {now[name]!r}"
-    if earlier.get("without") != now.get("without"):
+    if any(earlier.get(name) != now.get(name) for name in ("without", "without_lines")):
         return "the examples that are left out (without) were others"
     then, files = earlier["files"], now["files"]
     for old, new, file in zip(then, files, current, strict=False):

@@ -22,14 +22,15 @@ from shoal.base.prefetch import prefetch
 from shoal.base.scalars import whole
 from shoal.data.batch import Batch, left_out
 from shoal.data.files import File, Live
-from shoal.data.fingerprint import check_sizes, difference, file_fingerprint, first_of, place_of
-from shoal.data.folder import Following
+from shoal.data.fingerprint import difference, file_fingerprint, first_of, place_of
 from shoal.data.hashing import hash_cells
 from shoal.data.interactions import field_of
 from shoal.data.kafka import Topic
 from shoal.data.names import FeatureNames
+from shoal.data.places import spans_of
 from shoal.data.rebatch import BatchGroups, Cursor
 from shoal.data.settings import BEGINNING, FileSplit, Settings
+from shoal.data.splits import file_splits
 
 # A group is the batches that end in one block, or one batch longer than that.
 GROUPS_AHEAD = 2
@@ -126,7 +127,7 @@ class Reader(ABC):
                 seen.skipped, seen.fraction = skipped, fraction
                 for batch, cursor in batches:
                     seen.cursor = cursor
-                    if len(without) and len(batch):
+                    if settings.leaves_out and len(batch):
                         batch = left_out(batch, without)
                         if is_live and not len(batch):  # which would say that nothing has arrived
                             continue
@@ -136,24 +137,7 @@ class Reader(ABC):
 
     def _file_splits(self) -> Iterable[FileSplit | None]:
         """Find the files that this split reads from the cursor on, and which part of each; None: there is none yet."""
-        settings, folder = self._settings, self._files[0]
-        if isinstance(folder, Following):
-            return folder.splits(settings, self._begun)
-        sizes = [file.size() for file in self._files]
-        check_sizes(settings, self._files, sizes)
-        whole = len(self._files) >= settings.num_splits  # each file belongs to one split
-        order = settings.order or range(len(self._files))
-        mine = [i for i in order if not whole or i % settings.num_splits == settings.rank]
-        rank, num_splits = (0, 1) if whole else (settings.rank, settings.num_splits)
-        total = sum(sizes[i] or 0 for i in mine)
-        before = 0.0
-        splits = []
-        for i in mine:
-            share = (sizes[i] or 0) / total if total else 0.0
-            splits.append(FileSplit(i, self._files[i], rank, num_splits, before, share, sizes[i]))
-            before += share
-        first = mine.index(settings.begin.file) if self.resumed and settings.begin.file in mine else 0
-        return splits[first:]
+        return file_splits(self._files, self._settings, self._begun)
 
     def split(self, rank: int, n: int) -> Reader:
         """Return one of ``n`` splits of the files, which together hold each line once.
@@ -343,20 +327,34 @@ class Reader(ABC):
         reader._original = self
         return reader
 
-    def without(self, keys: Iterable[int]) -> Reader:
-        """Return this reader without the examples that have any of some features.
+    def without(self, keys: Iterable[int] = (), *, examples: Iterable[str] = ()) -> Reader:
+        """Return this reader without the examples that have any of some features, or are at some places of its files.
 
         Parameters
         ----------
         keys : iterable of int
             Of the features, from 0 to 2**64 - 1; `shoal.data.key_of_name` returns that of ``"user=u17"``.
+        examples : iterable of str
+            ``"day_1.csv:7"`` is the example of line 7, with the name as in `paths`; ``"day_1.csv:7-12"`` those of lines
+            7 to 12, ``"day_1.csv:7-"`` those from line 7 on, and ``"day_1.csv"`` or a pattern such as
+            ``"2026-11-29T12/*"`` those of whole files. Rows of tables (Parquet) count from 1 likewise.
 
         Returns
         -------
         Reader
             Its batches are those of this reader, each without these examples: it may be empty.
+
+        Raises
+        ------
+        ValueError
+            A number is no key, a place names no file of this reader, or the reader's data is a topic or a folder that
+            is followed, and a place is given.
         """
-        return self._with(structs.replace(self._settings, without=(*self._settings.without, *keys)))
+        settings = self._settings
+        lines = spans_of(examples, self.paths, settings.without_lines)
+        if lines and isinstance(self._files[0], Live):
+            raise ValueError(f"{self.path} is a stream, whose examples have no lines: leave them out by a feature")
+        return self._with(structs.replace(settings, without=(*settings.without, *keys), without_lines=lines))
 
     def with_classes(self, classes: int) -> Reader:
         """Return this reader for labels that are numbers of classes: 0, 1, ..., ``classes`` - 1.
@@ -469,6 +467,7 @@ class Reader(ABC):
             "batch_size": settings.batch_size,
             "shard": [settings.rank, settings.num_splits],
             **({"without": list(settings.without)} if settings.without else {}),
+            **({"without_lines": settings.without_lines} if settings.without_lines else {}),
             "files": [file_fingerprint(file, headed=i < _MOST_HEADS) for i, file in enumerate(self._files)],
         }
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from shoal.base.scalars import make_plain, whole
 from shoal.data.files import File
 from shoal.data.names import FeatureNames
+from shoal.data.places import Spans
 from shoal.data.rebatch import Cursor
 
 OnError = Literal["raise", "skip"]
@@ -36,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True):
     sizes: tuple[int | None, ...] | None = None  # of the files when the position was taken
     split_sizes: tuple[int | None, ...] | None = None  # of the files when they were split
     without: tuple[int, ...] = ()  # keys, which are sorted: examples that have any of them are left out
+    without_lines: Mapping[str, Spans] = {}  # by file: examples of these lines are left out
     order: tuple[int, ...] | None = None  # of the files, by their numbers; None: the original order
 
     def __post_init__(self) -> None:
@@ -58,6 +63,16 @@ class Settings(msgspec.Struct, frozen=True):
             raise ValueError(f"classes is {self.classes}: pass 2 to {_MOST_CLASSES:,}")
         if not 0 <= self.rank < self.num_splits:
             raise ValueError(f"split {self.rank} of {self.num_splits}: pass a rank from 0 to the number of splits - 1")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether examples are left out."""
+        return bool(self.without or self.without_lines)
+
+    def lines_without(self, file: File) -> NDArray[np.int64] | None:
+        """Return the spans of lines of a file whose examples are left out; None: it has none."""
+        spans = self.without_lines.get(file.name)
+        return None if spans is None else np.array(spans, np.int64)
 
 
 class FileSplit(msgspec.Struct, frozen=True):

@@ -121,4 +121,5 @@ class TextReader(Reader):
                 continue
             start = begin.offset if split.number == begin.file else 0
             lines = Lines(split.file, split.rank, split.num_splits, size=split.size, start=start, headed=headed)
-            yield TextSource(split.number, lines, split.before, split.fraction)
+            without = self._settings.lines_without(split.file)
+            yield TextSource(split.number, lines, split.before, split.fraction, without)

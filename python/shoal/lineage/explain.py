@@ -41,7 +41,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     example : int
         Its number among those of the file, from 1.
     line : int or None
-        The line of the file, from 1, where examples are lines of text, and none before it was left out.
+        The line of the file, of a table the row, from 1; None: not each other line is an example.
     label : float
     """
 
@@ -205,8 +205,10 @@ def _sightings(past: Past, keys: Sequence[int]) -> _Found:
 
 def _lines_above(reader: Reader, examples: int) -> int | None:
     """Return how many lines stand above the first example of a file; None where not each other one is an example."""
-    if reader.format == "parquet" or reader.skipped:
+    if reader.skipped or reader._settings.leaves_out:
         return None
+    if reader.format == "parquet":
+        return 0
     header = int(reader.format == "csv" and "columns" not in reader.schema)
     lines = sum(_newlines(block.text) for block in Lines(files_of(reader.paths[0])[0]))
     return header if lines == examples + header else None

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from shoal.base.plural import counted
 from shoal.data import Batch, Reader
-from shoal.data.batch import rows_with
 from shoal.data.files import files_of
+from shoal.data.places import Spans, lines_in, places_of, spans_of
 from shoal.lineage.past import Past
 from shoal.models import files
-from shoal.storage.base import StoragePath
+from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.tools.load import load
 
@@ -37,9 +37,12 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     features : list of str
-        Examples with any of them are left out.
+        Examples with any of them are left out, and keys that the fit had left out already.
+    examples : list of str
+        Lines whose examples are left out, as ``FILE:LINE`` or ``FILE:FIRST-LAST``, and ``FILE:1-`` of a whole file;
+        with those that the fit had left out already. ``left-out.txt`` beside the certificate has them too.
     examples_left_out : int
-        In each pass.
+        In each pass, of those that the fit had learned from.
     first : int
         Examples that the model had learned from before the first of them.
     made_again_from : int
@@ -58,6 +61,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     features: list[str]
+    examples: list[str]
     examples_left_out: int
     first: int
     made_again_from: int
@@ -69,7 +73,14 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     to_check: str
 
 
-def forget(model: StoragePath, features: Sequence[str], output: StoragePath, *, overwrite: bool = False) -> Certificate:
+def forget(
+    model: StoragePath,
+    features: Sequence[str],
+    output: StoragePath,
+    *,
+    examples: Sequence[str] = (),
+    overwrite: bool = False,
+) -> Certificate:
     """Write the model that training without some examples gives, and a certificate of it.
 
     Parameters
@@ -77,9 +88,12 @@ def forget(model: StoragePath, features: Sequence[str], output: StoragePath, *, 
     model : path
         A model whose fit kept its checkpoints.
     features : sequence of str
-        Examples with any of them are left out: ``["user=u17"]``.
+        Examples with any of them are left out: ``["user=u17"]``; empty: what ``examples`` names.
     output : path
         The directory of the new model, which also keeps its checkpoints, and has ``certificate.json``.
+    examples : sequence of str
+        Places of others that are left out, as `shoal.data.Reader.without` takes them: ``"day_1.csv:7"``, as
+        `explain` names the file and the line, or ``"day_1.csv"``, a whole file or a pattern of names.
     overwrite : bool
         Whether to replace a model that is there.
 
@@ -90,13 +104,13 @@ def forget(model: StoragePath, features: Sequence[str], output: StoragePath, *, 
     Raises
     ------
     ValueError
-        The model has no kept checkpoints, its data has changed, no example has any of the features, or ``output`` is
-        the model itself or holds anything but a model.
+        The model has no kept checkpoints, its data has changed, no example has any of the features, a line that is
+        named is none or holds no example, or ``output`` is the model itself or holds anything but a model.
 
     Notes
     -----
     Blocks for a pass over the data and the share of the fit that is made again. The bits of the new model are those of
-    a fit of the same data by a reader `shoal.data.Reader.without` these features, from its beginning on.
+    a fit of the same data by a reader `shoal.data.Reader.without` these features and examples, from its beginning on.
     """
     past, place = Past(model), open_dir(output)
     if place.is_same(past.directory):
@@ -104,22 +118,29 @@ def forget(model: StoragePath, features: Sequence[str], output: StoragePath, *, 
             f"{place} is the model itself: choose another directory, and replace the model when it is good"
         )
     files.check_target(place, overwrite=overwrite)
-    keys = list(past.keys(features).values())
-    first, count = _first(past, np.array(keys, np.uint64))
+    keys = past.keys(features) if features or not examples else {}
+    lines = spans_of(examples, past.data.paths)
+    _check_lines(past, lines)
+    data = past.data.without(keys.values(), examples=places_of(lines))
+    first, count = _first(past, data)
     if first is None:
-        raise ValueError(f"no example of {past.data.path} has {' or '.join(map(repr, features))}: nothing is forgotten")
+        named = " or ".join([*map(repr, features), *(f"is of {one!r}" for one in examples)])
+        raise ValueError(f"no example of {past.data.path} has {named}: nothing is forgotten")
     begin = past.checkpoint_before(first)
     files.drop_kept(place)
-    data = past.data.without(keys)
     with past.made_again(past.kept[begin], data=data, to=place, keep=True) as made:
         after, settings = {table.name: table.digest() for table in made.tables}, _settings(past, made)
-    for examples, one in past.kept.items():
-        if examples <= begin:
-            files.copy(one, place.child(f"kept-{examples:012}"))
+    for learned, one in past.kept.items():
+        if learned <= begin:
+            files.copy(one, place.child(f"kept-{learned:012}"))
     with load(past.directory) as before:
         rows = {table.name: table.digest() for table in before.tables}
+    left_out = data.fingerprint()
+    names = [*features, *(str(key) for key in left_out.get("without", ()) if key not in keys.values())]
+    places = places_of(left_out.get("without_lines", {}))
     certificate = Certificate(
-        features=list(features),
+        features=names,
+        examples=places,
         examples_left_out=count,
         first=first,
         made_again_from=begin,
@@ -128,19 +149,39 @@ def forget(model: StoragePath, features: Sequence[str], output: StoragePath, *, 
         settings=settings,
         rows_before=rows,
         rows_after=after,
-        to_check=_command(past, features),
+        to_check=_command(past, names, place.address(files.LEFT_OUT_FILE) if places else None),
     )
-    text = msgspec.json.format(msgspec.json.encode(certificate), indent=2)
-    place.publish(files.CERTIFICATE_FILE, text, before=place.version(files.CERTIFICATE_FILE))
+    _publish(place, files.LEFT_OUT_FILE, "".join(f"{one}\n" for one in places).encode("utf-8", "surrogateescape"))
+    _publish(place, files.CERTIFICATE_FILE, msgspec.json.format(msgspec.json.encode(certificate), indent=2))
     return certificate
 
 
-def _first(past: Past, keys: npt.NDArray[np.uint64]) -> tuple[int | None, int]:
+def _publish(place: StorageDir, name: str, text: bytes) -> None:
+    place.publish(name, text, before=place.version(name))
+
+
+def _check_lines(past: Past, lines: Mapping[str, Spans]) -> None:
+    """Check that each line that is named holds an example of the data of the fit."""
+    for number, name in enumerate(past.data.paths):
+        if name not in lines or (named := lines_in(lines[name])) is None:
+            continue
+        of_file = past.file(number)
+        others = of_file.without(examples=places_of({name: lines[name]}))
+        missing = named - sum(map(len, of_file)) + sum(map(len, others))
+        if missing:
+            raise ValueError(
+                f"{name}: of {counted(named, 'line')} that {'is' if named == 1 else 'are'} named, {missing:,} hold no "
+                "example that the fit has learned from: a header, empty or malformed lines, those left out before, or "
+                "lines behind the end"
+            )
+
+
+def _first(past: Past, data: Reader) -> tuple[int | None, int]:
     """Find how many examples were learned from before the first batch that would differ; and count what is left out."""
-    count = sum(len(rows_with(batch, keys)) for batch in past.data)
+    count = sum(len(batch) - len(other) for batch, other in zip(past.data, data, strict=True))
     if not count:
         return None, 0
-    others = past.batches(past.data.without(keys.tolist()))
+    others = past.batches(data)
     with closing(others):
         for place, batch in past.batches():
             other = next(others, None)
@@ -185,11 +226,13 @@ def _settings(past: Past, made: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(known, enc_hook=str)).hexdigest()
 
 
-def _command(past: Past, features: Sequence[str]) -> str:
-    """Return what trains the same model from its beginning."""
+def _command(past: Past, features: Sequence[str], lines: str | None) -> str:
+    """Return what trains the same model from its beginning; ``lines``: the address of a file of places."""
     if past.directory.version(files.CONFIG_FILE) is None:
-        return f"fit the same model to a reader.without([...]) of {', '.join(features)}, and compare Table.digest()"
+        what = ", ".join([*features, *([] if lines is None else [f"the examples of {lines}"])])
+        return f"fit the same model to a reader.without(...) of {what}, and compare Table.digest()"
     kind = {files.CLICK: "ctr", files.FACTORIZATION: "fm"}.get(past.described.model, "lr")
     config = past.directory.address(files.CONFIG_FILE)
     left_out = [word for feature in features for word in ("--without", feature)]
+    left_out += [] if lines is None else ["--without-examples", lines]
     return shlex.join(["shoal", "train", kind, "--config", config, *left_out, "--output", "CHECK"])

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 from msgspec import structs
 
 from shoal.data import Batch, Reader, key_of_name
+from shoal.data.places import places_of
 from shoal.data.readers import READERS
 from shoal.metrics import StreamMetrics
 from shoal.models import files, fitting
@@ -77,7 +78,9 @@ class Past:
         """Return a reader of one of its files."""
         assert self.fit.source is not None
         source = self.fit.source
-        return _reader_of({**source, "files": [source["files"][number]]}, f"the data of {self.directory}")
+        file = source["files"][number]
+        lines = {name: one for name, one in source.get("without_lines", {}).items() if name == file["name"]} or None
+        return _reader_of({**source, "files": [file], "without_lines": lines}, f"the data of {self.directory}")
 
     def keys(self, features: Sequence[str]) -> dict[str, int]:
         """Return the keys that features have in the batches of the data."""
@@ -208,7 +211,7 @@ def _reader_of(source: Mapping[str, Any], what: str) -> Reader:
     if source["format"] not in READERS or source["format"] == "arrow":
         raise ValueError(f"{what} was a table in memory, or of format {source['format']!r}: it cannot be read again")
     reader = READERS[source["format"]](names, batch_size=source["batch_size"], **source["schema"], **how)
-    reader = reader.without(source.get("without", ()))
+    reader = reader.without(source.get("without", ()), examples=places_of(source.get("without_lines") or {}))
     if (changed := reader.changes(source)) is not None:
         raise ValueError(f"{what} has changed since, so no fit can be made again: {changed}")
     return reader

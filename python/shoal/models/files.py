@@ -50,6 +50,7 @@ from shoal.table.table import Table
 
 MODEL_FILE = "model.json"
 CERTIFICATE_FILE = "certificate.json"  # of a model that was trained without some examples (shoal.lineage)
+LEFT_OUT_FILE = "left-out.txt"  # the places of these examples, where they are lines and files
 CONFIG_FILE = "config.toml"  # the configuration of the run that has saved the model
 ONNX_TOWER = "tower.onnx"  # an extra of an export: the dense part of a click model as ONNX
 EVENT_TIME = "event_time"  # in the description of an export: `Record.event_time`
@@ -85,7 +86,7 @@ _TOWER = re.compile(r"tower-[0-9a-f]{6,}\.pt")
 _BEST = re.compile(r"best-\d{6,}")
 _KEPT = re.compile(r"kept-(\d{12,})")
 _LOOK = re.compile(r"check-[0-9a-f]{16}(-\d+)?-look\.slots")  # of a check of the storage that was killed
-_EXTRAS = re.compile(f"{re.escape(CONFIG_FILE)}|{re.escape(CERTIFICATE_FILE)}")
+_EXTRAS = re.compile("|".join(map(re.escape, (CONFIG_FILE, CERTIFICATE_FILE, LEFT_OUT_FILE))))
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
