@@ -320,6 +320,12 @@ def test_what_cannot_be_made_again_says_why(tool: Any, kept: Path, tmp_path: Pat
         pass
     with pytest.raises(ValueError, match="data that no reader read"):
         tool(tmp_path / "list", [USER])
+    with open(days[0], "rb") as pipe:
+        stream = shoal.read_csv(pipe, label="click", numeric=["price"])
+        with fitted(logistic, stream, checkpoint=Checkpointing(tmp_path / "pipe", keep=True)):
+            pass
+    with pytest.raises(ValueError, match=r"was a stream, .*day_0\.csv: it cannot be read again"):
+        tool(tmp_path / "pipe", [USER])
     copies = [tmp_path / os.path.basename(day) for day in days]
     for day, one in zip(days, copies, strict=True):
         one.write_bytes(Path(day).read_bytes())

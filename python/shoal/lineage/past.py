@@ -78,9 +78,7 @@ class Past:
         """Return a reader of one of its files."""
         assert self.fit.source is not None
         source = self.fit.source
-        file = source["files"][number]
-        lines = {name: one for name, one in source.get("without_lines", {}).items() if name == file["name"]} or None
-        return _reader_of({**source, "files": [file], "without_lines": lines}, f"the data of {self.directory}")
+        return _reader_of({**source, "files": [source["files"][number]]}, f"the data of {self.directory}")
 
     def keys(self, features: Sequence[str]) -> dict[str, int]:
         """Return the keys that features have in the batches of the data."""
@@ -210,8 +208,11 @@ def _reader_of(source: Mapping[str, Any], what: str) -> Reader:
     how = {} if source["format"] == "parquet" else {"on_error": "skip"}  # where none was skipped, none is now
     if source["format"] not in READERS or source["format"] == "arrow":
         raise ValueError(f"{what} was a table in memory, or of format {source['format']!r}: it cannot be read again")
+    if streams := [file["name"] for file in source["files"] if "size" not in file]:
+        raise ValueError(f"{what} was a stream, {streams[0]}: it cannot be read again")
     reader = READERS[source["format"]](names, batch_size=source["batch_size"], **source["schema"], **how)
-    reader = reader.without(source.get("without", ()), examples=places_of(source.get("without_lines") or {}))
-    if (changed := reader.changes(source)) is not None:
+    lines = {name: spans for name, spans in source.get("without_lines", {}).items() if name in names}
+    reader = reader.without(source.get("without", ()), examples=places_of(lines))
+    if (changed := reader.changes({**source, "without_lines": lines or None})) is not None:
         raise ValueError(f"{what} has changed since, so no fit can be made again: {changed}")
     return reader
