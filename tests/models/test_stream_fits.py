@@ -386,6 +386,7 @@ def test_late_events_are_learned_from_and_counted(servers: str, tmp_path: Path, 
         model.fit(shoal.read_kafka(servers, name, **how), callbacks=PublishDelta(tmp_path / "served"), progress=False)
         assert model.examples == len(EVENTS)
         assert model.history.passes[-1].late == 1
+        assert model.store.activity.values()["late_examples"] == 1
     with ServedVersions(tmp_path / "served") as served:
         description = served.now.exported.model
         assert description["event_time"] == 1795953600_000

@@ -185,6 +185,7 @@ class PassRows:
             for trainer in trainers:
                 trainer.repeated += examples
         if data.is_live:
+            self._team.store.activity.late_examples += data.late
             for trainer in trainers:
                 trainer.skipped += share.skipped - given.skipped
                 trainer.late += data.late

@@ -19,6 +19,8 @@ class Activity:
         self._clock = clock
         # Learned from.
         self.examples = 0
+        # Of these, of a stream: those that were late.
+        self.late_examples = 0
         # loss, auc: The newest ones that were reported; None before.
         self.loss: float | None = None
         self.auc: float | None = None
@@ -44,7 +46,7 @@ class Activity:
 
     def values(self) -> dict[str, float]:
         """Return what is known, by the names of the metrics of workers."""
-        found: dict[str, float] = {"examples": self.examples}
+        found: dict[str, float] = {"examples": self.examples, "late_examples": self.late_examples}
         if self.loss is not None:
             found["loss"] = self.loss
         if self.auc is not None:

@@ -165,18 +165,18 @@ def test_training_is_counted():
     now = [0.0]
     activity = Activity(lambda: now[0])
     activity.learned(0)
-    assert activity.values() == {"examples": 0}
+    assert activity.values() == {"examples": 0, "late_examples": 0}
     losses = iter([(0.7, None), (0.6, 0.8)])
     for _ in range(3):
         activity.learned(5, lambda: next(losses))  # computed once per second
-    assert activity.values() == {"examples": 15, "loss": 0.7}
+    assert activity.values() == {"examples": 15, "late_examples": 0, "loss": 0.7}
     now[0] = 2.0
     activity.learned(5, lambda: next(losses))
     activity.learned(5)
     activity.saved(1.5)
     now[0] = 5.0
     assert activity.values() == {
-        "examples": 25, "loss": 0.6, "auc": 0.8, "checkpoint_age": 3.0, "checkpoint_duration": 0.5
+        "examples": 25, "late_examples": 0, "loss": 0.6, "auc": 0.8, "checkpoint_age": 3.0, "checkpoint_duration": 0.5
     }  # fmt: skip
 
 

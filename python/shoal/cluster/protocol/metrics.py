@@ -124,6 +124,7 @@ WORKER: RoleMetrics = {
     "keys": Metric("counter", "Keys of pulls as given, with repetitions"),
     "unique_keys": Metric("counter", "Keys of pulls without repetitions, which are sent"),
     "examples": Metric("counter", "Examples learned from"),
+    "late_examples": Metric("counter", "Examples of a stream that were late, and learned from as any other"),
     "loss": Metric("gauge", "Mean loss of the pass so far", is_optional=True),
     "auc": Metric("gauge", "AUC of the pass so far", is_optional=True),
     "filter_bytes_saved": Metric("counter", "Bytes that filters have not sent", "table", name="filter_bytes_saved"),
