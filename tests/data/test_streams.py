@@ -327,7 +327,7 @@ def test_brokers_that_do_not_answer_are_an_error_with_a_deadline() -> None:
 
     topic = Topic("127.0.0.1:1", "t", timeout=0.5, options={"log_level": 0})
     with pytest.raises(ShoalError, match="do not answer"):
-        topic.parts()
+        topic.parts(1)
 
 
 def test_messages_that_kafka_has_deleted_are_an_error(servers: str) -> None:

@@ -96,6 +96,26 @@ def test_a_fit_of_a_topic_has_the_bits_of_a_fit_of_batches_in_turns(servers: str
         assert learn(store, topic(servers)) == whole
 
 
+def test_a_fit_of_a_topic_leaves_examples_out(servers: str, files: list[Path]) -> None:
+    each = [list(shoal.read_libsvm(file, batch_size=BATCH).without([7])) for file in files]
+    with shoal.local() as store:
+        whole = learn(store, [batch for turn in zip(*each, strict=True) for batch in turn])
+    with shoal.local() as store:
+        assert learn(store, topic(servers).without([7])) == whole
+        assert whole[1] < PARTITIONS * EACH
+
+
+def test_a_fit_of_a_folder_leaves_out_whole_batches(tmp_path: Path) -> None:
+    (tmp_path / "0").write_text("1 3:1\n" * 2 * BATCH + "1 4:1\n0 3:1\n" * BATCH)
+    reader = shoal.read_libsvm(Following(tmp_path), batch_size=BATCH).with_max_delay(0.05).without([3])
+    out = tmp_path / "model"
+    with shoal.LogisticRegression(warm_up=False) as model:
+        with pytest.raises(Terminated):
+            model.fit(reader, callbacks=[StopAfter(2)], checkpoint=Checkpointing(out), progress=False)
+        assert model.examples == BATCH
+        assert model.table.contains(np.array([3, 4], np.uint64)).tolist() == [False, True]
+
+
 @pytest.mark.parametrize("warm_up", [False, True])
 def test_workers_with_a_partition_each_have_the_bits_of_a_fit_of_files(
     servers: str, files: list[Path], warm_up: bool

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 
 import msgspec
 
+from shoal.data.live import Part
 from shoal.errors import StorageError
 
 _NOT_THERE = (404, 410)  # statuses of HTTP
@@ -113,6 +114,11 @@ class Live:
 
     name: str
     seekable = False
+    ends = False  # so far as is known
+
+    def parts(self, workers: int) -> list[Part]:
+        """Return its parts for that many workers, from where it begins."""
+        return [Part(rank=rank, num_splits=workers) for rank in range(workers)]
 
     def size(self) -> None:
         """Unknown."""

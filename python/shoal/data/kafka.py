@@ -102,8 +102,8 @@ class Topic(Live):
             raise ValueError(f"{url} names no topic: pass kafka://HOST:PORT/TOPIC")
         return cls(found.netloc, found.path.strip("/"), options=given, **how)
 
-    def parts(self) -> list[Part]:
-        """Find the partitions, and where to begin and to end in each of them."""
+    def parts(self, workers: int) -> list[Part]:
+        """Find the partitions, whatever the number of workers, and where to begin and to end in each of them."""
         kafka = _confluent()
         with self._consumer() as consumer:
             partitions = self._partitions(consumer)
@@ -177,7 +177,7 @@ class Topic(Live):
 
     def groups(self, settings: Settings, parse: ParseValues) -> BatchGroups:
         """Yield the batches of a split: of every so many-th partition, from its start on."""
-        parts = self.parts()[settings.rank :: settings.num_splits]
+        parts = self.parts(settings.num_splits)[settings.rank :: settings.num_splits]
         skipped = [0] * len(parts)
         for got in self.arrivals(parts, settings, parse):
             if got is not None:

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from shoal.base.prefetch import prefetch
 from shoal.base.scalars import whole
-from shoal.data.batch import Batch, left_out
+from shoal.data.batch import Batch
 from shoal.data.files import File, Live
 from shoal.data.fingerprint import difference, file_fingerprint, first_of, place_of
 from shoal.data.hashing import hash_cells
@@ -101,11 +101,16 @@ class Reader(ABC):
         """Make a batch of the values of messages; return how many were left out, too."""
         raise NotImplementedError
 
-    def _groups(self) -> BatchGroups:
-        topic = self._files[0]
-        if isinstance(topic, Topic):
-            return topic.groups(self._settings, self._parse_values)
-        return self._batch_groups()
+    @property
+    def _live(self) -> Live | None:
+        """What its data is, if that appears while it is read, and is divided."""
+        file = self._files[0]
+        return file if isinstance(file, Live) else None
+
+    @property
+    def _topic(self) -> Topic | None:
+        """What its data is, if that is messages: other live data is files."""
+        return live if isinstance(live := self._live, Topic) else None
 
     def __repr__(self) -> str:
         settings = self._settings
@@ -115,23 +120,23 @@ class Reader(ABC):
     def __iter__(self) -> Iterator[Batch]:
         """Begin a pass, when the first batch is asked for."""
         settings = self._settings
-        without, is_live = np.array(settings.without, np.uint64), isinstance(self._files[0], Live)
+        remaining, is_live = settings.leaving_out(), self._live is not None
         seen = self._seen = _PassProgress(settings.begin, settings.begin.skipped)
         original = self._original
         while original is not None:
             original._seen = seen
             original = original._original
-        ahead = prefetch(self._groups(), GROUPS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
+        topic = self._topic
+        groups = self._batch_groups() if topic is None else topic.groups(settings, self._parse_values)
+        ahead = prefetch(groups, GROUPS_AHEAD, f"shoal reader {os.path.basename(self._files[0].name)}")
         try:
             for batches, skipped, fraction in ahead:
                 seen.skipped, seen.fraction = skipped, fraction
                 for batch, cursor in batches:
                     seen.cursor = cursor
-                    if settings.leaves_out and len(batch):
-                        batch = left_out(batch, without)
-                        if is_live and not len(batch):  # which would say that nothing has arrived
-                            continue
-                    yield batch
+                    batch = remaining(batch)
+                    if len(batch) or not is_live:  # an empty one of a stream would say that nothing has arrived
+                        yield batch
         finally:
             ahead.close()
 
@@ -177,7 +182,7 @@ class Reader(ABC):
             sizes = tuple(self._split_sizes)
         settings = structs.replace(self._settings, rank=rank, num_splits=n, split_sizes=sizes)
         for file in self._files:
-            if n > 1 and not (file.seekable or isinstance(file, Live)):
+            if n > 1 and not file.seekable and self._live is None:
                 raise ValueError(f"{file.name} is a stream, which is read once: write the data to a file to split it")
         return self._with(settings)
 
@@ -335,9 +340,8 @@ class Reader(ABC):
         keys : iterable of int
             Of the features, from 0 to 2**64 - 1; `shoal.data.key_of_name` returns that of ``"user=u17"``.
         examples : iterable of str
-            ``"day_1.csv:7"`` is the example of line 7, with the name as in `paths`; ``"day_1.csv:7-12"`` those of lines
-            7 to 12, ``"day_1.csv:7-"`` those from line 7 on, and ``"day_1.csv"`` or a pattern such as
-            ``"2026-11-29T12/*"`` those of whole files. Rows of tables (Parquet) count from 1 likewise.
+            ``"day_1.csv:7"``, ``"day_1.csv:7-12"`` and ``"day_1.csv:7-"`` are lines, or rows of tables, from 1, of a
+            file of `paths`; ``"day_1.csv"`` or a pattern, ``"2026-11-29T12/*"``, whole files.
 
         Returns
         -------
@@ -347,14 +351,12 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            A number is no key, a place names no file of this reader, or the reader's data is a topic or a folder that
-            is followed, and a place is given.
+            A number is no key, or a place is in no file of this reader; topics and followed folders have no places.
         """
-        settings = self._settings
-        lines = spans_of(examples, self.paths, settings.without_lines)
-        if lines and isinstance(self._files[0], Live):
+        keys, lines = (*self._settings.without, *keys), spans_of(examples, self.paths, self._settings.without_lines)
+        if lines and self._live is not None:
             raise ValueError(f"{self.path} is a stream, whose examples have no lines: leave them out by a feature")
-        return self._with(structs.replace(settings, without=(*settings.without, *keys), without_lines=lines))
+        return self._with(structs.replace(self._settings, without=keys, without_lines=lines))
 
     def with_classes(self, classes: int) -> Reader:
         """Return this reader for labels that are numbers of classes: 0, 1, ..., ``classes`` - 1.
@@ -406,10 +408,9 @@ class Reader(ABC):
         if positive is None or column is None or labels is None or not self.repeatable:
             return
         names = FeatureNames(_MOST_LABELS)
-        settings = Settings(self.batch_size, "skip", names=names)
         sought = hash_cells([positive], field_of(column))[0]
         counts: Counter[int] = Counter()
-        for batch in labels._with(settings):
+        for batch in labels._with(Settings(self.batch_size, "skip", names=names)):
             if np.any(batch.keys == sought):
                 return
             for key, count in zip(*np.unique(batch.keys, return_counts=True), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
@@ -12,6 +12,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from shoal.base.scalars import make_plain, whole
+from shoal.data.batch import Batch, left_out
 from shoal.data.files import File
 from shoal.data.names import FeatureNames
 from shoal.data.places import Spans
@@ -68,6 +69,13 @@ class Settings(msgspec.Struct, frozen=True):
     def leaves_out(self) -> bool:
         """Whether examples are left out."""
         return bool(self.without or self.without_lines)
+
+    def leaving_out(self) -> Callable[[Batch], Batch]:
+        """Return what leaves these examples out of a batch."""
+        if not self.leaves_out:
+            return lambda batch: batch
+        keys = np.array(self.without, np.uint64)
+        return lambda batch: left_out(batch, keys)
 
     def lines_without(self, file: File) -> NDArray[np.int64] | None:
         """Return the spans of lines of a file whose examples are left out; None: it has none."""

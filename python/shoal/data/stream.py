@@ -14,8 +14,6 @@ from shoal.base.prefetch import prefetch
 from shoal.data.arrow import TableReader
 from shoal.data.batch import Batch
 from shoal.data.columns import Columns
-from shoal.data.files import Live
-from shoal.data.folder import Following
 from shoal.data.kafka import Start, Topic, Until, csv_times, json_times
 from shoal.data.live import Arrivals, Arrived, Part
 from shoal.data.names import FeatureNames
@@ -146,46 +144,44 @@ def is_live(data: object) -> bool:
 
 def is_divided(data: object) -> bool:
     """Whether data is a stream of several parts."""
-    return isinstance(data, Reader) and isinstance(data._files[0], Live)
+    return isinstance(data, Reader) and data._live is not None
 
 
 def is_endless(data: object) -> bool:
     """Whether data is a stream that has no end, so far as is known."""
-    return isinstance(data, Reader) and isinstance(file := data._files[0], Live) and not getattr(file, "ends", False)
+    return isinstance(data, Reader) and (live := data._live) is not None and not live.ends
 
 
 def follows_files(data: object) -> bool:
     """Whether data is the files of a folder, whose positions include the names of those that were begun."""
-    return isinstance(data, Reader) and isinstance(data._files[0], Following)
+    return isinstance(data, Reader) and data._live is not None and data._topic is None
 
 
 def parts_of(reader: Reader, workers: int) -> list[Part]:
     """Return the parts of a stream, for that many workers, from where it begins."""
-    file = reader._files[0]
-    if isinstance(file, Topic):
-        return file.parts()
-    if isinstance(file, Live):
-        return [Part(rank=rank, num_splits=workers) for rank in range(workers)]
-    return [Part()]
+    live = reader._live
+    return [Part()] if live is None else live.parts(workers)
 
 
 def side_by_side(reader: Reader, parts: Sequence[Part]) -> Arrivals:
     """Yield the batches of parts of a stream as they arrive; None if there has been none for a while."""
-    file, settings = reader._files[0], reader._settings
-    if isinstance(file, Topic):
+    topic, settings = reader._topic, reader._settings
+    remaining = settings.leaving_out()
+    if topic is not None:
         with ExitStack() as stack:
-            arrivals = prefetch(file.arrivals(parts, settings, reader._parse_values), GROUPS_AHEAD, file.name)
+            arrivals = prefetch(topic.arrivals(parts, settings, reader._parse_values), GROUPS_AHEAD, topic.name)
             stack.callback(arrivals.close)
             while True:
                 try:
-                    yield arrivals.get(WAIT_SECONDS)
+                    got = arrivals.get(WAIT_SECONDS)
                 except StopIteration:
                     return
+                yield None if got is None else got._replace(batch=remaining(got.batch))
     with ExitStack() as stack:
         copies = [_from(reader, part) for part in parts]
         passes = []
         for copy in copies:
-            passes.append(prefetch(copy._batch_groups(), GROUPS_AHEAD, f"shoal reader {file.name}"))
+            passes.append(prefetch(copy._batch_groups(), GROUPS_AHEAD, f"shoal reader {reader.path}"))
             stack.callback(passes[-1].close)
         left = list(range(len(parts)))
         reported = [len(part.files) for part in parts]
@@ -201,7 +197,7 @@ def side_by_side(reader: Reader, parts: Sequence[Part]) -> Arrivals:
                     has_any = True
                     begun = tuple(copies[index]._begun[reported[index] : cursor.file + 1])
                     reported[index] += len(begun)
-                    yield Arrived(index, batch, cursor, files=begun)
+                    yield Arrived(index, remaining(batch), cursor, files=begun)
                 if group is not None:
                     reader._seen.skipped, reader._seen.fraction = group.skipped, group.fraction
             if not has_any:
