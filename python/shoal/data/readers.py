@@ -409,12 +409,6 @@ def read_parquet(
     categorical : list of str, optional
         Columns of which each text is a feature with the value 1; other types are taken as their text. Default: all
         columns that nothing else is said of.
-    numeric : list of str, default none
-        Columns that are one feature each, with the number as its value.
-    weight : str, optional
-        The column of the examples' weights, 0 or more.
-    positive : str or number, optional
-        The label that is 1; any other is 0. Default: labels are the numbers 0 and 1, or -1 and 1.
     lists : mapping of str to str, optional
         Columns of Arrow's list type, whose elements are taken as text: a feature each, with the value 1.
         ``{"clicked": "ad"}`` gives those of "clicked" the keys that the same texts have in "ad"; name the column itself
@@ -422,19 +416,10 @@ def read_parquet(
     vectors : list of str, default none
         Columns of Arrow's list type, whose elements are numbers, or texts that are: each is a feature with the key that
         the column would have as a numeric one, and the number as its value. A null keeps its place, with the value 0.
-    labels : list of str, default none
-        Columns of numbers that are the labels of other tasks of a `shoal.torch.Model`: features as those of numeric
-        columns, which data without labels lacks.
     na_values : list of str or numbers, default none
         Texts of missing cells, which produce no feature.
-    interactions : list of pairs of columns, or list of columns, default none
-        Pairs of columns whose features are combined, or columns, of which all pairs are.
-    batch_size : int, default 8192
-        Examples in each batch but the last.
-    names : FeatureNames, optional
-        Filled by the passes with a name for each feature.
-    storage_options : mapping, optional
-        For URLs; see `Reader`.
+    numeric, weight, positive, labels, interactions, batch_size, names, storage_options
+        As `read_csv`.
 
     Returns
     -------

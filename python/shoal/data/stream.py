@@ -78,9 +78,9 @@ def read_kafka(
     Raises
     ------
     ImportError
-        confluent-kafka is not installed (extra ``kafka``), or of "json" pyarrow (extra ``arrow``).
+        confluent-kafka is not installed (extra ``kafka``), or as `shoal.read_parquet`.
     ValueError
-        There is no such format, a column has two roles, or a parameter is out of range.
+        There is no such format, a parameter is out of range, or as the function of the format.
     ShoalError
         During a pass: the brokers do not answer, or there is no such topic.
     CorruptionError
