@@ -340,6 +340,21 @@ def test_what_cannot_be_made_again_says_why(tool: Any, kept: Path, tmp_path: Pat
         tool(kept, [USER])
 
 
+@pytest.mark.parametrize("tool", [explain, lambda model, features: forget(model, features, f"{model}-other")])
+def test_a_damaged_checkpoint_is_named_where_it_is(tool: Any, kept: Path) -> None:
+    for place in files.kept(kept).values():
+        for path in Path(str(place)).glob("*/*"):
+            content = bytearray(path.read_bytes())
+            if path.suffix == ".slots":
+                content[len(content) // 2] ^= 1
+                path.unlink()
+                path.write_bytes(content)
+    with pytest.raises(shoal.CorruptionError, match=rf"{kept}/kept-\d+/checkpoint.* is damaged") as raised:
+        tool(kept, [USER])
+    assert "shoal-again" not in str(raised.value)
+    assert "model-other" not in str(raised.value)
+
+
 def test_a_model_is_not_forgotten_over_itself(kept: Path) -> None:
     with pytest.raises(ValueError, match="is the model itself"):
         forget(kept, [USER], kept, overwrite=True)

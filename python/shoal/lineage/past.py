@@ -159,7 +159,7 @@ class Past:
             *earlier, last = described.history.fits
             fits = (*earlier, structs.replace(last, source=reader.fingerprint()))
             files.rewrite(place, structs.replace(described, history=structs.replace(described.history, fits=fits)))
-            with files.store_for(place) as store, load(place, store=store) as model:
+            with files.copied_from(start, place), files.store_for(place) as store, load(place, store=store) as model:
                 if described.fit_state is None or (until is not None and described.examples >= until):
                     yield model
                     return

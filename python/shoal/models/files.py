@@ -25,10 +25,11 @@ reader whose checkpoint a save has removed meanwhile reads model.json again.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -252,6 +253,15 @@ def copy(where: StoragePath, to: StoragePath) -> None:
         best = best_folder(described.fit_state.best.number)
         share_files(place.child(best), target.child(best))
     target.publish(MODEL_FILE, place.read(MODEL_FILE), before=None)
+
+
+@contextlib.contextmanager
+def copied_from(where: StorageDir, copy: StorageDir) -> Iterator[None]:
+    """Name a model in errors about files of its copy."""
+    try:
+        yield
+    except CorruptionError as error:
+        raise CorruptionError(str(error).replace(str(copy), str(where))) from None
 
 
 def rewrite(where: StoragePath, described: ModelFile) -> None:
