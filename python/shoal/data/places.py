@@ -20,7 +20,8 @@ from shoal.data.files import files_of
 
 Spans = Sequence[Sequence[int]]
 
-_LINES = re.compile(r"(.+):([0-9]+)(-([0-9]*))?", re.DOTALL)
+_LINES = re.compile(r"(.+):([0-9]{1,18})(-([0-9]{0,18}))?", re.DOTALL)
+_EXCERPT = 100
 _END = sys.maxsize  # the last line of a span that goes to the end of the file
 
 
@@ -38,8 +39,8 @@ def spans_of(places: Iterable[str], files: Sequence[str], known: Mapping[str, Sp
             matching, span = [name for name in names if name == place or _matches(name, place)], [1, _END]
         if not matching:
             raise ValueError(
-                f"{place!r} is in none of the {len(names):,} files of the data, {files[0]} to {files[-1]}: pass "
-                "FILE:LINE, FILE:FIRST-LAST, or a name or pattern of files, with names as the data was given"
+                f"{place[:_EXCERPT]!r} is in none of the {len(names):,} files of the data, {files[0]} to {files[-1]}: "
+                "pass FILE:LINE, FILE:FIRST-LAST, or a name or pattern of files, with names as the data was given"
             )
         for name in matching:
             found.setdefault(name, []).append(span)
@@ -53,7 +54,7 @@ def _matches(name: str, pattern: str) -> bool:
 def _span(place: str, lines: re.Match[str]) -> list[int]:
     first = int(lines[2])
     last = first if lines[3] is None else int(lines[4]) if lines[4] else _END
-    if not 1 <= first <= last <= _END:
+    if not 1 <= first <= last:
         raise ValueError(f"{place!r} names lines {lines[2]}{lines[3] or ''}: lines count from 1, and ascend")
     return [first, last]
 

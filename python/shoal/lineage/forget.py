@@ -118,7 +118,9 @@ def forget(
             f"{place} is the model itself: choose another directory, and replace the model when it is good"
         )
     files.check_target(place, overwrite=overwrite)
-    keys = past.keys(features) if features or not examples else {}
+    if not (features or examples):
+        raise ValueError("nothing is named: pass a list of features such as 'user=u17', or of places of examples")
+    keys = past.keys(features) if features else {}
     lines = spans_of(examples, past.data.paths)
     _check_lines(past, lines)
     data = past.data.without(keys.values(), examples=places_of(lines))
