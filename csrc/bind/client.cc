@@ -3,6 +3,9 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
+#include <set>
 #include <tuple>
 
 #include "batch/key_batch.h"
@@ -238,6 +241,22 @@ py::list take_unobserved(const ClientBinding& self) {
   return result;
 }
 
+// [n, 6]: of each part of a pull or a push the serial of its call, its table, whether it is a push, the first
+// of its slots, their end, and its position.
+Array<std::uint64_t> take_order(const ClientBinding& self) {
+  const std::vector<client::Executed> parts = self.client().take_order();
+  constexpr std::size_t kFields = 6;
+  auto result = fresh<std::uint64_t>(parts.size(), kFields);
+  auto to = out(result).begin();
+  for (const client::Executed& part : parts) {
+    to = std::ranges::copy(std::array<std::uint64_t, kFields>{part.serial, part.table, part.is_push ? 1U : 0U,
+                                                              part.first_slot, part.end_slot, part.position},
+                           to)
+             .out;
+  }
+  return result;
+}
+
 void add_client_call(py::module_& module) {
   py::class_<ClientCall>(module, "Call")
       .def("done", [](const ClientCall& self) { return self.handle.call->is_done(); })
@@ -337,6 +356,13 @@ void add_client(py::module_& module) {
              }
              return result;
            })
+      .def(
+          "log_order",
+          [](const ClientBinding& self, std::set<std::uint32_t> tables) {
+            self.client().log_order(std::move(tables));
+          },
+          py::arg("tables"), kUnlocked)
+      .def("take_order", &take_order)
       .def("take_failed", &take_failed)
       .def("take_unobserved", &take_unobserved)
       .def(

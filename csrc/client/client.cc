@@ -477,6 +477,16 @@ void Client::close() {
 
 // --- what is known -----------------------------------------------------------------------------------------
 
+void Client::log_order(std::set<std::uint32_t> tables) {
+  const MutexLock lock(mutex_);
+  requests_.log_order(std::move(tables));
+}
+
+std::vector<Executed> Client::take_order() {
+  const MutexLock lock(mutex_);
+  return requests_.take_order();
+}
+
 bool Client::has_pushed() {
   const MutexLock lock(mutex_);
   return !pushed_.empty();

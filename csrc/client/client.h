@@ -134,6 +134,9 @@ class Client final : private Submitter {
   Seconds timeout() const noexcept { return options_.timeout; }
   const WorkerIdentity& worker() const noexcept { return worker_; }
   bool has_pushed();
+  // As Requests::log_order() and take_order().
+  void log_order(std::set<std::uint32_t> tables);
+  std::vector<Executed> take_order();
   RequestCounts request_counts();
   ClientCounts counts();
   // Addresses of the open connections.

@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -107,6 +108,16 @@ struct Terms {
   bool is_traced = false;
 };
 
+// Where an endpoint has executed a part of a pull or a push.
+struct Executed {
+  std::uint64_t serial = 0;  // of the call
+  std::uint32_t table = 0;
+  std::uint32_t first_slot = 0;
+  std::uint32_t end_slot = 0;
+  std::uint32_t position = 0;  // pushes of the table before a pull, or up to this one; of a push 0: unknown
+  bool is_push = false;
+};
+
 class Requests {
  public:
   static constexpr std::uint64_t kWindow = 64;  // sequences that a slot remembers
@@ -165,6 +176,11 @@ class Requests {
   // Calls that were settled since the last time, in their order.
   std::vector<CallPtr> take_settled() { return std::exchange(settled_, {}); }
   bool has_settled() const noexcept { return !settled_.empty(); }
+
+  // Keeps, from now on, where pulls and pushes of these tables were executed, under SSP and ASP.
+  void log_order(std::set<std::uint32_t> tables) { ordered_ = std::move(tables); }
+  // What was kept since the last time, in the order of the answers.
+  std::vector<Executed> take_order() { return std::exchange(order_, {}); }
 
   // Number of timers and calls, for tests of growth.
   std::size_t timers() const noexcept { return timers_.size(); }
@@ -251,6 +267,8 @@ class Requests {
   std::optional<Failure> left_;
   std::deque<Outgoing> outgoing_;
   std::vector<CallPtr> settled_;
+  std::set<std::uint32_t> ordered_;
+  std::vector<Executed> order_;
   wire::Decoded decoded_;
   std::uint64_t write_ = 0;  // last sequences
   std::uint64_t read_ = (std::uint64_t{1} << 63U) - 1;

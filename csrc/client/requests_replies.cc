@@ -158,6 +158,15 @@ void Requests::answer(Part& part, const wire::Decoded& reply, std::size_t payloa
     settle(call, now, wrong_answer(part, wrong, kRemedy));
     return;
   }
+  const bool is_push = call->op == wire::Op::kPush;
+  if ((is_push || call->op == wire::Op::kPull) && ordered_.contains(call->table)) {
+    order_.push_back({.serial = call->serial,
+                      .table = call->table,
+                      .first_slot = part.first_slot,
+                      .end_slot = part.end_slot,
+                      .position = reply.header.aux,
+                      .is_push = is_push});
+  }
   const std::unique_ptr<Part> done = forget(part, now);
   if (call->parts_.empty() && call->misrouted_ == 0 && call->is_everywhere()) {
     const std::string misfit = put_in_slot_order(*call, map_);

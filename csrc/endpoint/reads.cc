@@ -62,12 +62,13 @@ std::uint32_t included(const Cut& cut, std::uint32_t job) noexcept {
   return cut.slices.empty() ? 0 : clocks;
 }
 
-// Weights as requested: in 16 bits, without their zeros.
+// Weights as requested: in 16 bits, without their zeros; `pushes`: of the table, that they include.
 Answer weights_answer(ServiceState& state, const RequestContext& request, PooledBuffer values,
-                      std::size_t dim) {
+                      std::size_t dim, std::uint64_t pushes) {
   Answer answer{.header = {.dtype = wire::Dtype::kFloat32,
                            .dim = static_cast<std::uint16_t>(dim),
-                           .count = count_of(request.hashes.size())},
+                           .count = count_of(request.hashes.size()),
+                           .aux = static_cast<std::uint32_t>(pushes)},
                 .frames = 1};
   Header& header = answer.header;
   header.flags = request.header.flags & wire::kWhole;
@@ -120,7 +121,7 @@ Outcome answer_pull(ServiceState& state, RequestContext& request, const ServedTa
       shard.pull(part, rows, nullptr, &state.workspace.shard);
     }
   });
-  return weights_answer(state, request, std::move(values), dim);
+  return weights_answer(state, request, std::move(values), dim, table.pushes);
 }
 
 Outcome answer_contains(const ServiceState& state, RequestContext& request) {

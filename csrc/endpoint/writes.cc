@@ -120,6 +120,7 @@ Outcome push(ServiceState& state, RequestContext& request, ServedTable& table) {
                          ", which did not name it");
     }
   }
+  std::uint32_t position = 0;  // among the pushes of the table that were applied at once
   const std::size_t dim = ServiceState::width_of(request, table);
   const auto execute = [&] {
     state.arcs.push(request.write(), request.rows(), dim, state.cut, request.received, request.changed);
@@ -134,10 +135,10 @@ Outcome push(ServiceState& state, RequestContext& request, ServedTable& table) {
     TableView& last = state.view(request);
     state.in_rows(request, execute);
     state.metrics.push_staleness.add(table.pushes - last.pushes - last.own);
-    ++table.pushes;
+    position = static_cast<std::uint32_t>(++table.pushes);
     ++last.own;
   }
-  return done(std::move(refused));
+  return done(std::move(refused), position);
 }
 
 // --- assign, erase ----------------------------------------------------------------------------------------
