@@ -555,6 +555,10 @@ class OutputConfig(Config, frozen=True, kw_only=True):
     keep_checkpoints: Annotated[
         bool, "keep the checkpoints of the fit, so that explain, bisect and forget can make parts of it again"
     ] = False
+    record: Annotated[
+        Dir | None,
+        "under SSP and ASP: write the order of all pulls and pushes, from which replay makes the same bits again",
+    ] = None
     names: Annotated[bool, "save the text of each feature with the model; report and inspect show it"] = False
 
 

@@ -1,4 +1,4 @@
-"""``shoal explain``, ``bisect`` and ``forget``: where the weights of a model come from, and what others would be."""
+"""``shoal explain``, ``bisect``, ``forget`` and ``replay``: where weights come from, and what others would be."""
 
 from __future__ import annotations
 
@@ -50,6 +50,17 @@ examples:
   $ shoal forget ads --files '2026-11-29T12/*' --output ads-without
 
 Made again is the part of the fit from the checkpoint before the first such example on. {_KEPT}
+"""
+
+REPLAY_EXAMPLES = """\
+examples:
+  $ shoal launch --servers 2 --workers 3 --consistency asp -- \\
+        shoal train lr --data day_*.csv --format csv --label click --output ads --record ads-record
+  $ shoal replay ads-record --output ads-again
+  $ shoal diff ads ads-again                # the same bits
+  $ shoal replay ads-record --checkpoint ads/kept-000000080000 --output ads-again --overwrite --servers 3
+
+The data of the fit has to be where it was, unchanged, and the version of shoal the same.
 """
 
 _Place = Annotated[str, "directory of the model", Setting(metavar="MODEL", positional=True)]
@@ -198,8 +209,53 @@ def forget(options: Forget) -> Answer:
     return Answer("\n".join(lines), {"output": options.output, **msgspec.to_builtins(made)})
 
 
+# ---- replay ----------------------------------------------------------------------------------------------------------
+
+
+class Replay(Output, frozen=True, kw_only=True):
+    """The options of the command."""
+
+    record: Annotated[str, "directory of the record", Setting(metavar="RECORD", positional=True)]
+    output: Annotated[Dir, "directory of the model; created if it does not exist"]
+    checkpoint: Annotated[
+        Dir | None, "a kept checkpoint of the fit to begin with (default: the model before its first batch)"
+    ] = None
+    servers: Annotated[Count | None, "have so many servers on this machine hold the rows (default: this process)"] = (
+        None
+    )
+    overwrite: Annotated[bool, "replace a model that is there"] = False
+
+
+def replay(options: Replay) -> Answer:
+    """Make a recorded fit again."""
+    import contextlib
+
+    from shoal.cluster.launch.local_cluster import launch
+    from shoal.consistency import ASP
+    from shoal.lineage import replay as replayed
+
+    with contextlib.nullcontext() if options.servers is None else launch(options.servers, consistency=ASP()) as store:
+        made = replayed(
+            options.record,
+            options.output,
+            checkpoint=options.checkpoint,
+            store=store,
+            overwrite=options.overwrite,
+            progress=not options.quiet,
+        )
+    if not made.is_whole:
+        warn(f"the record ends after {made.end:,} examples: {made.why}")
+    lines = [
+        f"made again    examples {made.begin:,} to {made.end:,} of {counted(made.workers, 'worker')}",
+        f"in order      {counted(made.messages, 'message')}",
+        f"model         {options.output}",
+    ]
+    return Answer("\n".join(lines), {"output": options.output, **msgspec.to_builtins(made)})
+
+
 COMMANDS = (
     Command("explain", "Show where the weights of features come from.", EXPLAIN_EXAMPLES, Explain, explain),
     Command("bisect", "Find the batch whose training broke a test.", BISECT_EXAMPLES, Bisect, bisect),
     Command("forget", "Train a model without some examples, with a certificate.", FORGET_EXAMPLES, Forget, forget),
+    Command("replay", "Make a recorded fit under SSP or ASP again, bit for bit.", REPLAY_EXAMPLES, Replay, replay),
 )

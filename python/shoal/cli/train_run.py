@@ -271,6 +271,7 @@ def names_later(options: TrainOptions) -> bool:
         options.cluster.cluster is not None
         or output.checkpoint_every is not None
         or output.keep_checkpoints
+        or output.record is not None
         or bool(options.resume)
     )
 
@@ -355,6 +356,7 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
         has_dense
         or output.checkpoint_every is not None
         or output.keep_checkpoints
+        or output.record is not None
         or bool(options.resume)
         or (workers > 1 and early_stopping is not None)
     )
@@ -367,6 +369,7 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
             keep=output.keep_checkpoints,
             resume=resume,
             overwrite=options.overwrite,
+            record=output.record,
         )
     elif rank == 0:
         model.store.check_storage(target)

@@ -8,12 +8,28 @@ what it did, and pays nothing for it while it trains.
     explain.py   the life of a row: where it was seen, and which batches moved it
     bisect.py    the batch whose training broke a test
     forget.py    the model that training without some examples gives, with a certificate
+    replay.py    a fit of several workers under SSP or ASP, in the order of a record (order.py, turns.py)
 
-The data of the fit has to be where it was, unchanged, and the fit one of one worker, with any number of threads.
+The data of the fit has to be where it was, unchanged, and but for a replay the fit one of one worker, with any number
+of threads.
 """
 
 from shoal.lineage.bisect import Culprit, Span, bisect
 from shoal.lineage.explain import FileCount, RowLife, Sighting, Step, explain
 from shoal.lineage.forget import Certificate, forget
+from shoal.lineage.replay import Replayed, replay
 
-__all__ = ["Certificate", "Culprit", "FileCount", "RowLife", "Sighting", "Span", "Step", "bisect", "explain", "forget"]
+__all__ = [
+    "Certificate",
+    "Culprit",
+    "FileCount",
+    "Replayed",
+    "RowLife",
+    "Sighting",
+    "Span",
+    "Step",
+    "bisect",
+    "explain",
+    "forget",
+    "replay",
+]

@@ -72,13 +72,13 @@ class Past:
     def data(self) -> Reader:
         """The data of the fit, which is as it was then."""
         assert self.fit.source is not None
-        return _reader_of(self.fit.source, f"the data of {self.directory}")
+        return reader_of(self.fit.source, f"the data of {self.directory}")
 
     def file(self, number: int) -> Reader:
         """Return a reader of one of its files."""
         assert self.fit.source is not None
         source = self.fit.source
-        return _reader_of({**source, "files": [source["files"][number]]}, f"the data of {self.directory}")
+        return reader_of({**source, "files": [source["files"][number]]}, f"the data of {self.directory}")
 
     def keys(self, features: Sequence[str]) -> dict[str, int]:
         """Return the keys that features have in the batches of the data."""
@@ -175,7 +175,7 @@ class Past:
 
     def _valid(self, model: Any) -> Any:
         source = self.fit.valid_source
-        return None if source is None else model.reading(_reader_of(source, "the validation data"))
+        return None if source is None else model.reading(reader_of(source, "the validation data"))
 
 
 class Watcher(FitObserver):
@@ -202,7 +202,7 @@ class _Stop(FitObserver):
             raise _Reached
 
 
-def _reader_of(source: Mapping[str, Any], what: str) -> Reader:
+def reader_of(source: Mapping[str, Any], what: str) -> Reader:
     """Make the reader that a fingerprint describes; raise ValueError if its data is no longer the same."""
     names = [file["name"] for file in source["files"]]
     how = {} if source["format"] == "parquet" else {"on_error": "skip"}  # where none was skipped, none is now

@@ -30,6 +30,7 @@ from shoal.models import files, sources
 from shoal.models.history import Fit, History
 from shoal.models.learner import FitObserver, FitState, Learner
 from shoal.models.plan import FitInput, Plan
+from shoal.models.recording import Recorder
 from shoal.models.team import Team
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
@@ -63,7 +64,10 @@ class Checkpointing:
         fit. Pass the same data and settings (``epochs`` may be larger). Without a checkpoint a fit begins. "appended"
         allows that files have grown and that files were added at the end of the list.
     overwrite : bool
-        Whether to replace a model that is in ``directory``.
+        Whether to replace a model that is in ``directory``, and a record.
+    record : path or URL, optional
+        Directory, which all workers see, of a record of the order of all pulls and pushes under SSP or ASP, from which
+        `shoal.lineage.replay` makes the same bits again. All workers then wait for each checkpoint.
     storage_options : mapping, optional
         Options of the file system of a URL: see `shoal.Store.save`.
 
@@ -78,6 +82,7 @@ class Checkpointing:
     keep: bool = field(default=False, kw_only=True)
     resume: Resume = field(default=False, kw_only=True)
     overwrite: bool = field(default=False, kw_only=True)
+    record: StoragePath | None = field(default=None, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -101,6 +106,9 @@ class FitCheckpointer(FitObserver):
         self.resume = checkpointing.resume
         self.every = checkpointing.every
         self.keep = checkpointing.keep
+        self.recorder: Recorder | None = None
+        if checkpointing.record is not None:
+            self.recorder = Recorder(model, checkpointing.record, self.every, overwrite=self.overwrite)
         self._model = model
         self._team: Team | None = None
         self._clocks: Callable[[], int] = lambda: 0
@@ -118,6 +126,8 @@ class FitCheckpointer(FitObserver):
         if self.keep and not self._has_resumed and (self._team is None or self._team.leads):
             files.drop_kept(self.directory)  # of the model that was there
             self._save(fit_state())
+        if self.recorder is not None and self._team is not None:
+            self.recorder.start(self._team, lambda place: self._save_to(place, fit_state()))
 
     def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint, if one is due."""
@@ -125,8 +135,12 @@ class FitCheckpointer(FitObserver):
 
     def clock_done(self, fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint, if one is due."""
-        if self.every is not None and self._clocks() % self.every == 0:
+        if self.every is not None and self.recorder is None and self._clocks() % self.every == 0:
             self.pass_done(fit_state)
+
+    def paused(self, fit_state: Callable[[], FitState]) -> None:
+        """Write a checkpoint."""
+        self.pass_done(fit_state)
 
     def pass_done(self, fit_state: Callable[[], FitState]) -> None:
         """Write a checkpoint."""
@@ -156,19 +170,25 @@ class FitCheckpointer(FitObserver):
         self.pass_done(fit_state)
 
     def _save(self, fit_state: FitState) -> None:
+        """Write the model with the state of its fit."""
+        self._save_to(self.directory, fit_state)
+        if self.keep:
+            files.keep(self.directory)
+
+    def _save_to(self, directory: StorageDir, fit_state: FitState) -> None:
         """Write the model with the state of its fit, whose examples are those of all workers."""
         record = self._model.record
         record.examples, mine = fit_state.examples, record.examples
         try:
-            self._model.save(self.directory, overwrite=True, fit_state=fit_state)
+            self._model.save(directory, overwrite=True, fit_state=fit_state)
         finally:
             record.examples = mine
-        if self.keep:
-            files.keep(self.directory)
 
     def save(self) -> None:
         """Write the model, without the state of a fit, which is over."""
         self._model.save(self.directory, overwrite=True)
+        if self.recorder is not None:
+            self.recorder.complete()
 
     def best_folder(self, pass_number: int) -> StorageDir | None:
         """Return a folder of the directory, which the next checkpoint will name."""

@@ -49,6 +49,9 @@ def fit(
         if watching:
             observers.append(watching)
         interrupted = leaving.enter_context(at_boundaries()) if team.may_change else None
+        if checkpointer is not None and checkpointer.recorder is not None:
+            first.store.order = checkpointer.recorder
+            leaving.callback(setattr, first.store, "order", None)
         one = training.Training(models, given, run, team, progress, observers, interrupted)
         leaving.enter_context(team.fitting(run.hand_over, one.is_told_to_leave))
         for model in models:
@@ -76,11 +79,20 @@ def _begin(
         described, failed = None, None
         try:
             training.check_fit(models, given, has_best_folder=checkpointer is not None)
+            if checkpointer is not None and checkpointer.recorder is not None:
+                checkpointer.recorder.check(given, team)
             if checkpointer is not None and not has_begun:
                 described = checkpointer.look(given, team)
         except Exception as error:
             failed = error
-        settings = first.common_settings | given.plan.common | {"checkpoint every": run.work.every}
+        settings = (
+            first.common_settings
+            | given.plan.common
+            | {
+                "checkpoint every": run.work.every,
+                "record": checkpointer is not None and checkpointer.recorder is not None,
+            }
+        )
         run.agree(settings, given, failed, has_model=described is not None)
         if described is not None and checkpointer is not None:
             resumed = checkpointer.restore(given, described)

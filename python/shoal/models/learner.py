@@ -24,6 +24,7 @@ from shoal.models.plan import Plan, Plateau
 from shoal.models.team import Team, Tolerance
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.store.base import Store
+from shoal.table.table import Table
 
 Floats = npt.NDArray[np.float64]
 Prepared = Any  # a batch as a learner has prepared it
@@ -78,6 +79,10 @@ class Learner(Evaluable, Protocol):
         """The store of the tables."""
 
     @property
+    def tables(self) -> Sequence[Table]:
+        """Its tables."""
+
+    @property
     def tolerance(self) -> Tolerance:
         """What a fit of it withstands."""
 
@@ -116,6 +121,11 @@ class Learner(Evaluable, Protocol):
     @property
     def can_normalize(self) -> bool:
         """Whether a model of this kind can be made that divides values by their scales."""
+
+    @property
+    def has_order(self) -> bool:
+        """Whether workers learn the same where their pulls and pushes have the same order, also in one process."""
+        return True
 
     def check_plan(self, plan: Plan) -> None:
         """Raise ValueError if a plan has a setting that this kind of model does not support."""
@@ -226,6 +236,9 @@ class FitObserver:
 
     def pass_done(self, fit_state: Callable[[], FitState]) -> None:
         """React to the end of a pass, which was measured if there is validation data."""
+
+    def paused(self, fit_state: Callable[[], FitState]) -> None:
+        """React to a moment within a pass at which all workers wait for a checkpoint."""
 
     def interrupted(self, fit_state: Callable[[], FitState]) -> None:
         """React to Ctrl-C, SIGTERM or an error of the data: the fit ends after a batch, or between two passes."""

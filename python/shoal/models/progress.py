@@ -364,16 +364,16 @@ class Progress:
             self._take_records()
         self.work.read(self.header)
 
-    def divide_rest(self) -> bool:
+    def divide_rest(self, *, is_paused: bool = False) -> bool:
         """Divide what workers that are gone have left of the pass among the others; return whether there was any.
 
-        After a meeting at which all others have ended.
+        After a meeting at which all others have ended. ``is_paused``: or have paused, and keep what they have left.
         """
         if self._team.is_alone or not self.writes:
             return False
         lists = self.work.left()
-        if self._stream is not None:
-            return self._divide_stream(lists)
+        if self._stream is not None or is_paused:
+            return self._divide_again(lists)
         left = [shares for shares in lists if shares]
         if not left:
             return False
@@ -390,14 +390,14 @@ class Progress:
         self._until_published(lambda: self._publish(self._with_rest({}, left), clocks=self.work.clocks))
         return True
 
-    def _divide_stream(self, lists: list[list[Share]]) -> bool:
-        """Divide the parts of workers that are gone among the others, which keep their own."""
+    def _divide_again(self, lists: list[list[Share]]) -> bool:
+        """Divide what workers that are gone have left among the others, which keep their own."""
         present = self._team.present
         gone = [shares for rank, shares in enumerate(lists) if shares and rank not in present]
         if not any(lists):
             return False
         if self._team.leads and gone:
-            log.warning("%s ended: the others read its parts of the stream", counted(len(gone), "worker"))
+            log.warning("%s ended: the others read what they have left", counted(len(gone), "worker"))
         own = {rank: lists[rank] if rank < len(lists) else [] for rank in present}
         self._until_published(lambda: self._publish(self._with_rest(own, gone), clocks=self.work.clocks))
         return True

@@ -33,6 +33,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from itertools import islice
 
 from shoal.base.interrupts import Terminated, at_boundaries
 from shoal.base.scalars import plain
@@ -90,6 +91,7 @@ class Training:
         self._interrupted = interrupted  # of the whole fit
         self._stack = ExitStack()
         self._trainers: list[ModelTrainer] = []
+        self._order = models[0].store.order  # of what is recorded, or made again
         self._is_within = False  # whether any batch of the pass was learned from
         self._stops = False  # whether a stream of several workers ends
         self._look_at = 0.0  # when this is asked next
@@ -116,6 +118,7 @@ class Training:
         self._trainers = [ModelTrainer(model, plan, self._stack, self._best_folder) for model in self._models]
         for observer in self._observers:
             observer.ready(self._fit_state)
+        self._meet_after_checkpoint()
         while run.header.epoch < plan.epochs:
             learning = [trainer for trainer in self._trainers if not trainer.stopped]
             if not learning:
@@ -139,6 +142,7 @@ class Training:
             with at_boundaries() as interrupted:
                 for observer in self._observers:
                     observer.pass_done(self._fit_state)
+                self._meet_after_checkpoint()
                 if (interrupt := interrupted()) is not None and not self._leaves():
                     raise interrupt
         self._finish()
@@ -234,8 +238,12 @@ class Training:
                         trainer.end(complete=False, reader=self._last)
             for trainer in trainers:
                 trainer.model.record.examples = trainer.known
-            if not run.divide_rest():
+            if not run.divide_rest(is_paused=self._order is not None and self._order.has_meetings):
                 break
+            if self._order is not None and self._order.has_meetings:
+                for observer in self._observers:
+                    observer.paused(self._fit_state)
+                self._meet_after_checkpoint()
             for trainer in trainers:
                 seconds = trainer.seconds
                 trainer.begin()
@@ -259,6 +267,9 @@ class Training:
             files=[run.work.files(share) for share in run.work.shares] if follows_files(self._reader) else (),
         )
         is_paused = False
+        order, batches_left = self._order, None if self._order is None else self._order.every
+        if order is not None:
+            order.begin(header.division, header.known + run.work.examples(first))
         self._last = data.last
         progress = self._progress if self._team.leads else False
         with (
@@ -270,7 +281,9 @@ class Training:
             interrupted = self._interrupted or interrupted
             self._check_change()
             models = [trainer.model for trainer in trainers]
-            ready = stack.enter_context(closing(begun_early(first.prepared(batches), models, learns=True)))
+            ready = stack.enter_context(
+                closing(begun_early(first.prepared(islice(batches, batches_left)), models, learns=True))
+            )
             room = RoomForRows(self._stores, data)
             try:
                 for batch, prepared in self._until_the_data_fails(ready):
@@ -292,10 +305,14 @@ class Training:
                     for store in self._stores:
                         store.tick()
                         store.activity.learned(len(batch))
+                    if batches_left is not None:
+                        batches_left -= 1
+                        is_paused = not batches_left
                     for observer in self._observers:
                         observer.batch_done([trainer.seen for trainer in trainers], self._fit_state)
                     bar.update()
-                    if is_paused := self._is_told(interrupted):
+                    if self._is_told(interrupted):
+                        is_paused = True
                         break
             except ShoalError as error:  # another worker may have ended at the same signal before
                 if (interrupt := interrupted()) is not None:
@@ -307,9 +324,18 @@ class Training:
             run.work.tick()
             self._clock_done()
             self._check_change()
+        if order is not None:
+            order.end()
         self._team.end_clocks(header.division, self._clock_done)
+        if order is not None:
+            order.met()
         if self._stops:
             self._stop(trainers, interrupted() or Terminated())
+
+    def _meet_after_checkpoint(self) -> None:
+        """Wait for the leader to have written a checkpoint, if what is recorded begins anew there."""
+        if self._order is not None and self._order.has_meetings:
+            self._team.meet()
 
     def _is_told(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> bool:
         """End the fit, or leave the job, if this process was told to, or if the job has other workers.

@@ -18,6 +18,8 @@ from contextlib import contextmanager, nullcontext
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
+import numpy as np
+
 from shoal import _core
 from shoal.base.dtypes import Dtype, dtype_name
 from shoal.base.machine import cores
@@ -30,6 +32,7 @@ from shoal.store.activity import Activity
 from shoal.store.description import check_same
 from shoal.store.files import StoreFiles
 from shoal.store.member import BARRIER, Member
+from shoal.store.order import Order, Parts, Placement
 from shoal.table.arrays import Keys
 from shoal.table.dense import BLOCK, DenseTable, shape_of
 from shoal.table.future import BackgroundTask
@@ -81,6 +84,8 @@ class Store(StoreFiles):
         self._tables: dict[str, Table] = {}
         self.activity = Activity()
         self.member = Member()
+        # Of the pulls and pushes of a fit, while it is recorded or made again.
+        self.order: Order | None = None
         self._open = True
 
     def _begin_locks(self) -> None:
@@ -103,6 +108,26 @@ class Store(StoreFiles):
     def sends_exactly(self, table: str) -> bool:
         """Whether gradients and weights of a table are transferred exactly, without rounding or filters."""
         return True
+
+    @property
+    def placement(self) -> Placement:
+        """Where the rows are."""
+        return Placement(0, [(0, self._slots, 0)])
+
+    def log_order(self, tables: Sequence[str]) -> None:
+        """Keep, from now on, where servers execute the pulls and pushes of these tables; without tables no more.
+
+        Raises ValueError if their order is not that of messages.
+        """
+        if tables:
+            raise ValueError(
+                "there is no order to record: this store is in one process, whose fits are the same each time; leave "
+                "out record (--record)"
+            )
+
+    def take_order(self, tables: Sequence[str]) -> Parts:
+        """Return what was kept since the last time; ``tables`` as for `log_order`."""
+        return np.empty((0, 6), np.uint64)
 
     def hand_over(self, *, returns: bool, begun: bool = True) -> None:
         """Announce that this worker has handed over its state, and whether it takes part in the job that continues.

@@ -170,6 +170,11 @@ class ClickModel(SavedClickModel):
         """The tables of the module's sparse parts."""
         return self._tables
 
+    @property
+    def has_order(self) -> bool:
+        """False: workers in one process would share the random numbers of torch."""
+        return False
+
     def refresh(self) -> None:
         """Make the module's dense parameters the newest ones."""
         self._dense.refresh()

@@ -24,7 +24,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -74,6 +74,7 @@ from shoal.storage.base import StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.description import check_same
 from shoal.store.member import Member
+from shoal.store.order import Parts, Placement
 from shoal.table.spec import TableRecord, TableSpec
 from shoal.table.table import Table
 
@@ -239,6 +240,37 @@ class ClusterStore(ConnectedStore):
         """Number of ticks that all servers have confirmed; under BSP a clock counts on all of them or on none."""
         self._check_usable()
         return self.clock if self._consistency.is_bulk else self._count_ticks()
+
+    @property
+    def placement(self) -> Placement:
+        """Where the rows are."""
+        map = self.channel.map
+        return Placement(map.epoch, [(arc.first_slot, arc.end_slot, arc.primary) for arc in map.arcs])
+
+    def log_order(self, tables: Sequence[str]) -> None:
+        """Keep where servers execute pulls and pushes: see :meth:`shoal.Store.log_order`."""
+        self._check_usable()
+        if tables and self._consistency.is_bulk:
+            raise ValueError(
+                "under BSP a fit is the same each time, and needs no record of an order: leave out record (--record)"
+            )
+        for name in tables:
+            if name in self._cached or not self.sends_exactly(name) or self._tracer is not None:
+                what = "a cache" if name in self._cached else "traces" if self._tracer else "filters that round or drop"
+                raise ValueError(
+                    f"table {name!r} has {what}, with which a fit cannot be recorded: leave out that, or record "
+                    "(--record)"
+                )
+        self.channel.client.log_order({cast(RemoteShard, self._tables[name].shard).number for name in tables})
+
+    def take_order(self, tables: Sequence[str]) -> Parts:
+        """Return what was kept since the last time: see :meth:`shoal.Store.take_order`."""
+        parts = self.channel.client.take_order()
+        numbers = [cast(RemoteShard, self._tables[name].shard).number for name in tables]
+        if len(parts):
+            order = np.argsort(numbers)
+            parts[:, 1] = order[np.searchsorted(numbers, parts[:, 1], sorter=order)]
+        return parts
 
     def hand_over(self, *, returns: bool, begun: bool = True) -> None:
         """Announce that this worker has handed over its state: see :meth:`shoal.Store.hand_over`."""

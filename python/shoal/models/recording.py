@@ -1,0 +1,176 @@
+"""Recorder: writes the order of a fit's pulls and pushes while its workers learn (order_record.py).
+
+    checkpoint --> meeting --> batches of all workers --> each writes its file --> meeting --> checkpoint --> ...
+
+A part of the fit begins and ends where nothing is under way: before the first batch, at the ends of passes, and at each
+checkpoint, for which all workers wait. So a fit can be made again from any of its checkpoints.
+
+The order is not that of the fit any more once a worker has died, or slots have moved: then the record ends, the fit
+goes on, and whoever reads the record is told.
+
+Threads: the one that fits.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+
+from msgspec import structs
+
+from shoal.data import Reader
+from shoal.data.stream import is_live
+from shoal.models import order_record
+from shoal.models.learner import Learner
+from shoal.models.order_record import RECORD_FILE, START, Division, Messages, Record, Segment
+from shoal.models.plan import FitInput
+from shoal.models.team import Team
+from shoal.storage.base import StorageDir, StoragePath
+from shoal.storage.open import open_dir
+from shoal.store.order import Placement
+
+log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """An `Order` that is written into a directory, which all workers see."""
+
+    has_meetings = True
+
+    def __init__(self, model: Learner, directory: StoragePath, every: int | None, *, overwrite: bool) -> None:
+        self.directory: StorageDir = open_dir(directory)
+        self.every = every
+        self._model = model
+        self._overwrite = overwrite
+        self._tables = [table.name for table in model.tables]
+        self._team: Team | None = None
+        self._record = Record(id="", workers=1, consistency="")
+        self._placement = Placement(0, [])
+        self._present: list[int] = []
+        self._division = Division(0, 0)
+        self._broken = ""
+
+    # ---- the beginning -----------------------------------------------------------------------------------------------
+
+    def check(self, given: FitInput, team: Team) -> None:
+        """Raise ValueError if the fit cannot be recorded; nothing is changed."""
+        store, reader = self._model.store, given.reader
+        store.log_order(self._tables)
+        store.log_order(())
+        if team.may_change or store.member.is_replacement:
+            raise ValueError(
+                "a fit whose number of workers may change, or that replaces a worker, cannot be recorded: pass one "
+                f"number of workers (--workers {store.num_workers}), or leave out record (--record)"
+            )
+        if not isinstance(reader, Reader) or is_live(reader) or reader.format == "arrow":
+            raise ValueError(
+                "only a fit of files can be recorded, since a replay reads them again: train on a reader of files, or "
+                "leave out record (--record)"
+            )
+        split = tuple(reader.position()["shard"])
+        if split != (store.rank, store.num_workers):
+            raise ValueError(
+                f"worker {store.rank} of {store.num_workers} reads split {split[0]} of {split[1]}, and a replay reads "
+                "one split a worker: pass reader.split(store.rank, store.num_workers)"
+            )
+        for table in self._model.tables:
+            if table.spec.keeps_clock:
+                raise ValueError(
+                    f"table {table.name!r} has rules of admission or expiry, or a schedule, which depend on the clocks "
+                    "of all workers and not on the order alone: leave them out, or record (--record)"
+                )
+        if not self._model.has_order:
+            raise ValueError(
+                "the fit of a click model cannot be recorded: leave out record (--record), or train under BSP, where a "
+                "fit is the same each time"
+            )
+        if team.leads and self.directory.version(RECORD_FILE) is not None and not self._overwrite:
+            raise ValueError(
+                f"{self.directory} has the record of a fit: pass overwrite=True (--overwrite), or another directory; a "
+                "fit that resumes begins a record of its own"
+            )
+        if team.leads and self.directory.version(RECORD_FILE) is None and self.directory.names():
+            raise ValueError(f"{self.directory} has files that are no record of a fit: choose another directory")
+
+    def start(self, team: Team, save: Callable[[StorageDir], None]) -> None:
+        """Begin the record: the leader saves the model as it is before its first batch. Waits for all workers."""
+        self._team, store = team, self._model.store
+        if team.leads:
+            self.directory.clear()
+            self.directory.make()
+            self._record = Record(
+                id=secrets.token_hex(8), workers=store.num_workers, consistency=repr(store.consistency)
+            )
+            save(self.directory.child(START))
+            order_record.write(self.directory, self._record)
+        team.meet()
+        self._record = order_record.read(self.directory)
+        self._placement, self._present = store.placement, team.present
+
+    # ---- a division --------------------------------------------------------------------------------------------------
+
+    def begin(self, division: int, examples: int) -> None:
+        """Begin to record a division."""
+        self._division = Division(division, examples)
+        self._model.store.log_order(self._tables)
+
+    def end(self) -> None:
+        """Write what was recorded, once all calls of this worker are answered."""
+        store = self._model.store
+        store.flush()
+        parts = store.take_order(self._tables)
+        store.log_order(())
+        messages = Messages.of(parts)
+        self._check_order(messages)
+        if self._broken:
+            messages = Messages.of(parts[:0])
+        segment = Segment(
+            record=self._record.id,
+            division=self._division.number,
+            rank=store.rank,
+            workers=store.num_workers,
+            slots=store.slots,
+            tables=self._tables,
+            arcs=self._placement.arcs,
+            messages=len(messages.number),
+            broken=self._broken,
+        )
+        with self.directory.create(order_record.file_of(self._division.number, store.rank)) as file:
+            file.write(order_record.encode(segment, messages))
+
+    def _check_order(self, messages: Messages) -> None:
+        """Find out whether what was recorded is the order of all pushes."""
+        if self._broken:
+            return
+        store, team = self._model.store, self._team
+        assert team is not None
+        if store.placement.epoch != self._placement.epoch:
+            self._broken = "slots have moved to other servers, or a server was lost"
+        elif lost := [*store.member.lost_workers, *(rank for rank in self._present if rank not in team.present)]:
+            self._broken = f"worker {min(lost)} was lost"
+        elif (messages.number[messages.is_push] == 0).any():
+            self._broken = "a push was sent again, after its answer was lost"
+        if self._broken:
+            log.warning(
+                "the record in %s ends before division %d, of the examples from %d on: %s. To record the rest, resume "
+                "the fit from its last checkpoint into another record",
+                self.directory,
+                self._division.number,
+                self._division.examples,
+                self._broken,
+            )
+
+    def met(self) -> None:
+        """Have the leader name the files of the division, which all workers have written."""
+        assert self._team is not None
+        if self._team.leads:
+            self._record = structs.replace(self._record, divisions=[*self._record.divisions, self._division])
+            order_record.write(self.directory, self._record)
+
+    def complete(self) -> None:
+        """Have the leader say that the fit is over."""
+        assert self._team is not None
+        if self._team.leads:
+            self._record = structs.replace(self._record, is_complete=True)
+            order_record.write(self.directory, self._record)
