@@ -207,6 +207,16 @@ Outcome answer_section(const ServiceState& state, const RequestContext& request)
       .first = std::move(block)};
 }
 
+// Of each arc its first slot and its step.
+Outcome answer_steps(const ServiceState& state, const RequestContext& request) {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& arc : state.arcs.arcs()) {
+    numbers.push_back(arc->first_slot());
+    numbers.push_back(arc->find(request.header.table)->shard->step());
+  }
+  return words_answer(numbers, request.out);
+}
+
 // The step, the statistics of the shards, how many arcs have a tier, their statistics, and the table's clock.
 Outcome answer_stats(const ServiceState& state, const RequestContext& request) {
   const Header& header = request.header;
@@ -341,7 +351,7 @@ Outcome answer(ServiceState& state, RequestContext& request, ServedTable& table)
     case Op::kSweep:
       return answer_function(state, request);
     default:
-      return answer_stats(state, request);
+      return request.header.aux == 1 ? answer_steps(state, request) : answer_stats(state, request);
   }
 }
 

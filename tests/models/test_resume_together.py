@@ -325,3 +325,13 @@ def test_all_processes_are_killed_and_the_command_goes_on_to_the_same_bits(log: 
     found = saved(tmp_path / "killed")
     assert found == saved(tmp_path / "whole")
     assert found[1] == 10 * EXAMPLES
+
+
+def test_a_checkpoint_at_the_end_of_a_pass_has_the_examples_of_all_workers(log: Path, tmp_path: Path) -> None:
+    def work(store: shoal.Store) -> None:
+        data = reader(log).split(store.rank, store.num_workers)
+        logistic(store).fit(data, epochs=2, progress=False, checkpoint=Checkpointing(tmp_path / "model", keep=True))
+
+    with cluster(1, 2) as made:
+        one_by_one(made.address, 2, work)
+    assert list(files.kept(tmp_path / "model")) == [0, EXAMPLES, 2 * EXAMPLES]

@@ -45,8 +45,6 @@ class RecordedOrder:
     divisions : list of Division
         Those that can be made again.
     messages : int
-    ends : Division or None
-        The one with which the record ends, if that is not whole.
     why : str
         Why it ends there.
     """
@@ -60,8 +58,7 @@ class RecordedOrder:
         self.pulls: list[Numbers] = []
         self.divisions: list[Division] = []
         self.messages = 0
-        self.ends: Division | None = None
-        self.why = "" if record.is_complete else "the fit had not ended, or was killed"
+        self.why = record.why or ("" if record.is_complete else "the fit had not ended, or was killed")
         # By rank, table and whether it is a push.
         self._calls: dict[tuple[int, int, bool], deque[tuple[Message, ...]]] = {}
         self._streams: dict[tuple[int, int], int] = {}  # by table and endpoint
@@ -73,12 +70,16 @@ class RecordedOrder:
             files = [self._read(division, rank) for rank in range(record.workers)]
             broken = [segment.broken for segment, _ in files if segment.broken]
             if broken:
-                self.ends, self.why = division, broken[0]
+                self.why = broken[0]
                 break
+            first = files[0][0] if first is None else first
             for segment, _ in files:
-                first = segment if first is None else first
                 if (segment.tables, segment.slots, segment.arcs) != (first.tables, first.slots, first.arcs):
                     raise CorruptionError(f"the files of {place} are not of one fit: their tables or arcs differ")
+            if sorted(division.steps) != sorted(first.tables) or any(
+                len(its) != len(first.arcs) for its in division.steps.values()
+            ):
+                raise CorruptionError(f"{place} does not have the steps of all arcs at division {division.number}")
             self._add(files)
             self.divisions.append(division)
         if first is not None:
@@ -89,6 +90,10 @@ class RecordedOrder:
         """Return the next pull or push of a worker in a table; None: the record has no further one."""
         calls = self._calls.get((rank, table, is_push))
         return calls.popleft() if calls else None
+
+    def steps(self) -> dict[str, list[int]]:
+        """Return the steps of each arc before the first call, by table."""
+        return {name: list(steps) for name, steps in self.divisions[0].steps.items()}
 
     @property
     def calls_left(self) -> int:

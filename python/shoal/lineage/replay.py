@@ -112,6 +112,10 @@ def replay(
     start = files.read(origin)
     if start.fit_state is None or not start.history.fits or start.history.fits[-1].source is None:
         raise ValueError(f"{origin} is no checkpoint of a fit that is under way: pass one that the recorded fit kept")
+    if start.fit_state.record != described.id:
+        raise ValueError(
+            f"{origin} is no checkpoint of the fit whose record is in {place}: pass one that this fit kept"
+        )
     begin = _division_at(described, start.examples, origin)
     with contextlib.ExitStack() as held:
         if store is None:
@@ -163,7 +167,14 @@ def _check_store(store: Store, order: RecordedOrder, place: StorageDir) -> None:
             f"slots={order.slots}"
         )
     arcs = [(first, end) for first, end, _ in store.placement.arcs]
-    if len(arcs) > 1 and order.arcs and arcs != order.arcs:
+    if len(arcs) == 1:
+        return
+    if any(len(set(steps)) > 1 for steps in order.steps().values()):
+        raise ValueError(
+            "on servers a replay begins before the first batch, since the arcs have made different numbers of steps at "
+            "a later checkpoint: leave out checkpoint, or replay in a local store (without --servers)"
+        )
+    if arcs != order.arcs:
         raise ValueError(
             f"the record in {place} is of {len(order.arcs)} arcs, each of which counts its steps, and the servers of "
             f"the store have {len(arcs)}: use as many threads of servers as the fit had, or a local store"

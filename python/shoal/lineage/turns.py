@@ -76,7 +76,7 @@ class Turns:
         self._name = name
         self._indices = {table: index for index, table in enumerate(order.tables)}
         self._streams = [_Stream(pulls.copy()) for pulls in order.pulls]
-        self._steps: dict[str, list[int]] = {}  # of each arc
+        self._steps = order.steps()  # of each arc, by table
         self._changed = threading.Condition()
         self._alive = set(range(workers))  # whose threads have not ended
         self._sleeping: list[Callable[[], bool]] = []  # what each of those that wait waits for
@@ -160,7 +160,7 @@ class Turns:
 
     def _step(self, shard: LocalShard, table: str, slot: int, push: Callable[[], object]) -> None:
         """Push with the step of the arc that has a slot; the table's is the greatest."""
-        steps = self._steps.setdefault(table, [shard.step] * len(self._order.arcs))
+        steps = self._steps[table]
         arc = next(index for index, (first, end) in enumerate(self._order.arcs) if first <= slot < end)
         shard.step = steps[arc]
         push()
@@ -372,6 +372,7 @@ class ReplayStore(Store):
 class _ReplayOrder:
     """The `Order` of a worker of a replay: within divisions its calls have turns."""
 
+    id = ""
     every: int | None = None
     has_meetings = False
     is_on = False
@@ -385,6 +386,9 @@ class _ReplayOrder:
         self.is_on = False
 
     def met(self) -> None:
+        """Do nothing."""
+
+    def rest(self) -> None:
         """Do nothing."""
 
 

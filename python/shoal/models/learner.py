@@ -204,6 +204,8 @@ class FitState(msgspec.Struct, frozen=True, kw_only=True):
     # Of the learning curve.
     windows: Windows = msgspec.field(default_factory=Windows)
     best: Best = msgspec.field(default_factory=Best)
+    # Id of the record that the fit writes (order_record.py); empty: none.
+    record: str = ""
 
 
 class FitObserver:

@@ -60,6 +60,8 @@ class Division(msgspec.Struct, frozen=True):
     number: int
     # Examples that all workers had learned from before it.
     examples: int
+    # Of each table the steps of its arcs before it, which a checkpoint does not have.
+    steps: dict[str, list[int]] = {}
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     consistency: str
     divisions: list[Division] = []
+    # Why there is none of what follows; empty: it is not known, or all is there.
+    why: str = ""
     is_complete: bool = False
 
 

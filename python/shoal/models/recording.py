@@ -45,11 +45,18 @@ class Recorder:
         self._overwrite = overwrite
         self._tables = [table.name for table in model.tables]
         self._team: Team | None = None
-        self._record = Record(id="", workers=1, consistency="")
+        store = model.store
+        self._record = Record(id=secrets.token_hex(8), workers=store.num_workers, consistency=repr(store.consistency))
         self._placement = Placement(0, [])
         self._present: list[int] = []
         self._division = Division(0, 0)
+        self._steps: dict[str, list[int]] = {}
         self._broken = ""
+
+    @property
+    def id(self) -> str:
+        """Of the record."""
+        return self._record.id
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
 
@@ -99,9 +106,6 @@ class Recorder:
         if team.leads:
             self.directory.clear()
             self.directory.make()
-            self._record = Record(
-                id=secrets.token_hex(8), workers=store.num_workers, consistency=repr(store.consistency)
-            )
             save(self.directory.child(START))
             order_record.write(self.directory, self._record)
         team.meet()
@@ -112,7 +116,7 @@ class Recorder:
 
     def begin(self, division: int, examples: int) -> None:
         """Begin to record a division."""
-        self._division = Division(division, examples)
+        self._division = Division(division, examples, self._steps)
         self._model.store.log_order(self._tables)
 
     def end(self) -> None:
@@ -122,7 +126,7 @@ class Recorder:
         parts = store.take_order(self._tables)
         store.log_order(())
         messages = Messages.of(parts)
-        self._check_order(messages)
+        self._broken = self._broken or self._why_broken(messages)
         if self._broken:
             messages = Messages.of(parts[:0])
         segment = Segment(
@@ -139,38 +143,47 @@ class Recorder:
         with self.directory.create(order_record.file_of(self._division.number, store.rank)) as file:
             file.write(order_record.encode(segment, messages))
 
-    def _check_order(self, messages: Messages) -> None:
-        """Find out whether what was recorded is the order of all pushes."""
-        if self._broken:
-            return
+    def _why_broken(self, messages: Messages | None = None) -> str:
+        """Return why what was recorded is not the order of all pushes; empty: it is."""
         store, team = self._model.store, self._team
         assert team is not None
         if store.placement.epoch != self._placement.epoch:
-            self._broken = "slots have moved to other servers, or a server was lost"
-        elif lost := [*store.member.lost_workers, *(rank for rank in self._present if rank not in team.present)]:
-            self._broken = f"worker {min(lost)} was lost"
-        elif (messages.number[messages.is_push] == 0).any():
-            self._broken = "a push was sent again, after its answer was lost"
+            return "slots have moved to other servers, or a server was lost"
+        if lost := [*store.member.lost_workers, *(rank for rank in self._present if rank not in team.present)]:
+            return f"worker {min(lost)} was lost"
+        if messages is not None and (messages.number[messages.is_push] == 0).any():
+            return "a push was sent again, after its answer was lost"
+        return ""
+
+    def met(self) -> None:
+        """Have the leader name the files of the division, which all workers have written, or why it is not whole."""
+        assert self._team is not None
+        if self._record.why:
+            return
+        self._broken = self._broken or self._why_broken()
+        if self._team.leads:
+            written = order_record.read(self.directory)  # maybe by a leader that is gone
+            change = {"why": self._broken} if self._broken else {"divisions": [*written.divisions, self._division]}
+            order_record.write(self.directory, structs.replace(written, **change))
         if self._broken:
+            self._record = structs.replace(self._record, why=self._broken)
             log.warning(
-                "the record in %s ends before division %d, of the examples from %d on: %s. To record the rest, resume "
-                "the fit from its last checkpoint into another record",
+                "the record in %s ends at the checkpoint of %d examples: %s. To record the rest, resume the fit from "
+                "there into another record",
                 self.directory,
-                self._division.number,
                 self._division.examples,
                 self._broken,
             )
 
-    def met(self) -> None:
-        """Have the leader name the files of the division, which all workers have written."""
+    def rest(self) -> None:
+        """Take note of the steps of all arcs."""
         assert self._team is not None
         if self._team.leads:
-            self._record = structs.replace(self._record, divisions=[*self._record.divisions, self._division])
-            order_record.write(self.directory, self._record)
+            self._steps = {table: self._model.store.arc_steps(table) for table in self._tables}
 
     def complete(self) -> None:
         """Have the leader say that the fit is over."""
         assert self._team is not None
         if self._team.leads:
-            self._record = structs.replace(self._record, is_complete=True)
-            order_record.write(self.directory, self._record)
+            written = order_record.read(self.directory)
+            order_record.write(self.directory, structs.replace(written, is_complete=True))

@@ -335,6 +335,7 @@ class Training:
     def _meet_after_checkpoint(self) -> None:
         """Wait for the leader to have written a checkpoint, if what is recorded begins anew there."""
         if self._order is not None and self._order.has_meetings:
+            self._order.rest()
             self._team.meet()
 
     def _is_told(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> bool:
@@ -410,7 +411,7 @@ class Training:
         examples, is_within = record.examples, self._is_within
         if self._run.writes:  # maybe by others: this worker may have replaced one, and have had no batch since
             learned = self._run.work.examples(first.model)
-            examples, is_within = first.known + learned, learned > 0
+            examples, is_within = self._run.header.known + learned, learned > 0
         return FitState(
             table=table,
             is_within=is_within,
@@ -418,6 +419,7 @@ class Training:
             seconds=first.seconds if is_within else 0.0,
             windows=record.curve.windows,
             best=record.best,
+            record="" if self._order is None else self._order.id,
         )
 
     # ---- another number of workers -----------------------------------------------------------------------------------

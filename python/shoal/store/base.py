@@ -129,6 +129,10 @@ class Store(StoreFiles):
         """Return what was kept since the last time; ``tables`` as for `log_order`."""
         return np.empty((0, 6), np.uint64)
 
+    def arc_steps(self, table: str) -> list[int]:
+        """Return the number of steps of each arc of `placement` in a table."""
+        return [self._tables[table].stats().step]
+
     def hand_over(self, *, returns: bool, begun: bool = True) -> None:
         """Announce that this worker has handed over its state, and whether it takes part in the job that continues.
 

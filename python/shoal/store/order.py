@@ -16,6 +16,10 @@ class Order(Protocol):
     """What the loop that learns calls."""
 
     @property
+    def id(self) -> str:
+        """Of the record that is written, in the worker that leads; empty: none is."""
+
+    @property
     def every(self) -> int | None:
         """Batches after which a worker waits for all others, for a checkpoint; None: at the ends of passes."""
 
@@ -31,6 +35,9 @@ class Order(Protocol):
 
     def met(self) -> None:
         """Take note that all workers have ended it."""
+
+    def rest(self) -> None:
+        """Take note of what a checkpoint does not have, before which all workers wait."""
 
 
 class Placement(NamedTuple):

@@ -263,6 +263,12 @@ class ClusterStore(ConnectedStore):
                 )
         self.channel.client.log_order({cast(RemoteShard, self._tables[name].shard).number for name in tables})
 
+    def arc_steps(self, table: str) -> list[int]:
+        """Return the number of steps of each arc in a table. Blocks for a round trip to all servers."""
+        self._check_usable()
+        steps = cast(RemoteShard, self._tables[table].shard).arc_steps()
+        return [steps[first] for first, _, _ in self.placement.arcs]
+
     def take_order(self, tables: Sequence[str]) -> Parts:
         """Return what was kept since the last time: see :meth:`shoal.Store.take_order`."""
         parts = self.channel.client.take_order()

@@ -317,6 +317,11 @@ class RemoteShard:
         """Return, for each endpoint: step, `_METRICS`, the table's clock."""
         return cast("list[npt.NDArray[np.uint64]]", self._begin(Op.STATS).result())
 
+    def arc_steps(self) -> dict[int, int]:
+        """Return the number of steps of each arc, by its first slot."""
+        answers = self._begin(Op.STATS, aux=1).result()
+        return {int(first): int(step) for numbers in answers for first, step in numbers.reshape(-1, 2)}
+
     def __len__(self) -> int:
         return sum(int(numbers[1]) for numbers in self.endpoint_stats())
 
