@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
+from relay import wait_until
 from shoal import _core
 from shoal.errors import CorruptionError
 from shoal.lineage import Replayed, replay
 from shoal.models import Checkpointing, EarlyStopping, files, order_record
 from shoal.models.order_record import Messages, Segment
+from shoal.storage.open import open_dir
 from stores import one_by_one
 
 BATCH, EXAMPLES = 20, 1000
@@ -218,6 +221,45 @@ def test_a_record_ends_where_a_worker_is_lost(log: Path, tmp_path: Path) -> None
     assert 0 < found.end < EXAMPLES
     kept = files.kept(tmp_path / "model")
     assert digests(tmp_path / "again") == digests(kept[found.end])
+
+
+def test_a_record_ends_where_slots_move(log: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpointing(tmp_path / "model", every=4, keep=True, record=tmp_path / "record")
+
+    class Drains(shoal.models.Callback):
+        def __init__(self, store: Any) -> None:
+            self.store, self.left = store, 7
+
+        def batch_done(self, progress: Any) -> None:
+            self.left -= 1
+            if not self.left and self.store.rank == 0:
+                epoch = self.store.placement.epoch
+                self.store.drain(1)
+                wait_until(lambda: self.store.placement.epoch > epoch, "slots move")
+
+    def work(store: shoal.Store) -> None:
+        data = reader(log).split(store.rank, 2)
+        logistic(store).fit(data, progress=False, checkpoint=checkpoint, callbacks=[Drains(store)])
+
+    with cluster(2, 1) as made:
+        one_by_one(made.address, 2, work, consistency=shoal.ASP())
+    found = replay(tmp_path / "record", tmp_path / "again")
+    assert (found.is_whole, found.why) == (False, "slots have moved to other servers, or a server was lost")
+    assert digests(tmp_path / "again") == digests(files.kept(tmp_path / "model")[found.end])
+
+
+def test_the_record_of_a_fit_that_was_killed_is_replayed_as_far_as_it_goes(log: Path, tmp_path: Path) -> None:
+    recorded(log, tmp_path, every=4)
+    place = open_dir(tmp_path / "record")
+    record = order_record.read(place)
+    order_record.write(place, structs.replace(record, divisions=record.divisions[:3], is_complete=False))
+    found = replay(tmp_path / "record", tmp_path / "again")
+    assert (found.is_whole, found.end) == (False, record.divisions[3].examples)
+    assert found.why == "the fit had not ended, or was killed"
+    assert digests(tmp_path / "again") == digests(files.kept(tmp_path / "model")[found.end])
+    order_record.write(place, structs.replace(record, divisions=[]))
+    with pytest.raises(ValueError, match="the record begins at those of none"):
+        replay(tmp_path / "record", tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -527,9 +527,9 @@ class _ReplayShard(LocalCalls):
         with self._turns.alone():
             return self._shard.reduce(function, parameters)
 
-    def run_function(
+    def run_function(  # type: ignore[override]
         self, function: int, description: Description, hashes: npt.NDArray[np.uint64] | None, /
-    ) -> PendingAnswers | list[npt.NDArray[np.float64]]:  # type: ignore[override]
+    ) -> PendingAnswers | list[npt.NDArray[np.float64]]:
         """Call a function of a user."""
         with self._turns.alone():
             return self._shard.run_function(function, description, hashes)
