@@ -155,14 +155,17 @@ def test_a_replay_may_begin_at_any_checkpoint(consistency: Any, log: Path, tmp_p
 
 def test_a_fit_that_resumes_has_a_record_of_its_own(log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, every=5)
-    kept = list(files.kept(tmp_path / "model").values())
-    files.copy(kept[2], tmp_path / "other" / "model")
-    recorded(log, tmp_path / "other", workers=3, servers=1, every=5, resume=True)
-    found = replayed(tmp_path / "other")
-    assert 0 < found.begin < found.end == EXAMPLES
-    assert digests(tmp_path / "other" / "again") == digests(tmp_path / "other" / "model")
-    with pytest.raises(ValueError, match="has the record of a fit: pass overwrite=True"):
-        recorded(log, tmp_path / "other", resume=True)
+    examples, place = list(files.kept(tmp_path / "model").items())[2]
+    files.copy(place, tmp_path / "other" / "model")
+    (tmp_path / "record").rename(tmp_path / "other" / "record")
+    recorded(log, tmp_path / "other", servers=1, every=5, resume=True)
+    found = replay(tmp_path / "other" / "record" / f"from-{examples:012}", tmp_path / "again")
+    assert (found.is_whole, found.begin, found.end) == (True, examples, EXAMPLES)
+    assert digests(tmp_path / "again") == digests(tmp_path / "other" / "model")
+    found = replay(tmp_path / "other" / "record", tmp_path / "first")
+    assert digests(tmp_path / "first") == digests(tmp_path / "model")
+    with pytest.raises((ValueError, shoal.ShoalError), match=r"has the record of a fit: pass overwrite=True"):
+        recorded(log, tmp_path / "other")
 
 
 def test_filters_that_are_exact_and_small_messages_are_recorded(
@@ -183,6 +186,17 @@ def test_what_depends_on_steps_is_replayed(log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, adam)
     replayed(tmp_path)
     assert digests(tmp_path / "again") == digests(tmp_path / "model")
+
+
+def test_a_shuffled_sampled_fit_of_a_named_job_is_replayed(log: Path, tmp_path: Path) -> None:
+    def sampled(store: shoal.Store) -> Any:
+        return logistic(store, negative_rate=0.5)
+
+    recorded(log, tmp_path, sampled, epochs=2, shuffle=3, every=7, connect={"job": "mine"})
+    replayed(tmp_path)
+    kept = list(files.kept(tmp_path / "model").values())[2]
+    replayed(tmp_path, "later", checkpoint=kept)
+    assert digests(tmp_path / "again") == digests(tmp_path / "later") == digests(tmp_path / "model")
 
 
 def test_early_stopping_is_replayed(log: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
+from shoal.base.fit_rows import SUFFIX
 from shoal.data import Batch
 from shoal.errors import CorruptionError
 from shoal.lineage.order import RecordedOrder
@@ -133,11 +134,17 @@ def replay(
         files.copy(origin, target)
         files.drop_kept(target)
         run = _Run(turns, target, start, progress)
-        run.run()
-        if left := order.calls_left + turns.waiting:
-            raise CorruptionError(
-                f"the fit has ended, and {left} calls of the record in {place} are left: it is that of another fit"
-            )
+        try:
+            run.run()
+            if left := order.calls_left + turns.waiting:
+                raise CorruptionError(
+                    f"the fit has ended, and {left} calls of the record in {place} are left: it is that of another fit"
+                )
+            if turns.has_ended and not order.why:
+                raise CorruptionError(f"the fit has more calls than the record in {place}: it is that of another fit")
+        except BaseException:
+            target.clear()  # it would look like a model
+            raise
     return Replayed(
         workers=described.workers,
         messages=order.messages,
@@ -190,6 +197,9 @@ class _Run:
         self._turns = turns
         self._place = place
         self._fit, self._begin = start.history.fits[-1], start.examples
+        # Of the recorded fit: the table of its progress has it in its name.
+        assert start.fit_state is not None
+        self._job = start.fit_state.table.removesuffix(SUFFIX)[len(start.table) + 1 :]
         self._progress = progress
         self._lock = threading.Lock()
 
@@ -220,7 +230,7 @@ class _Run:
         """Be a worker; ``save`` is called with its model where the record ends."""
         turns = self._turns
         try:
-            with ReplayStore(turns, rank) as store, load(self._place, store=store) as model:
+            with ReplayStore(turns, rank, self._job) as store, load(self._place, store=store) as model:
                 try:
                     self._learn(rank, model)
                 except RecordEndsError:

@@ -285,10 +285,10 @@ def _wait(started: Waitable | int | None) -> None:
 class ReplayStore(Store):
     """The store of one worker of a replay."""
 
-    def __init__(self, turns: Turns, rank: int) -> None:
+    def __init__(self, turns: Turns, rank: int, job: str) -> None:
         super().__init__(threads=1, slots=turns.store.slots)
         self.turns = turns
-        self.member = Member(job=1)
+        self.member = Member(job=1, job_name=job)
         self.order = _ReplayOrder()
         self._rank = rank
         self._clock = 0

@@ -67,7 +67,8 @@ class Checkpointing:
         Whether to replace a model that is in ``directory``, and a record.
     record : path or URL, optional
         Directory, which all workers see, of a record of the order of all pulls and pushes under SSP or ASP, from which
-        `shoal.lineage.replay` makes the same bits again. All workers then wait for each checkpoint.
+        `shoal.lineage.replay` makes the same bits again. All workers then wait for each checkpoint. A fit that resumes
+        records what follows in a directory of its own there, such as ``from-000000080000``.
     storage_options : mapping, optional
         Options of the file system of a URL: see `shoal.Store.save`.
 
@@ -240,6 +241,8 @@ class FitCheckpointer(FitObserver):
         """Restore a fit that was looked at, all workers together."""
         directory, reader, model = self.directory, given.reader, self._model
         self._has_resumed = True
+        if self.recorder is not None:
+            self.recorder.resume(described.examples)
         taken = model.restore(directory, resume=True)
         if described.fit_state is None:
             raise FitFinishedError(f"the fit in {directory} has finished: begin another one in another directory")

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from shoal.base.interrupts import at_boundaries
-from shoal.models import training
+from shoal.models import files, training
 from shoal.models.callbacks import Callback, Callbacks, FitProgress
 from shoal.models.fit_checkpoints import Checkpointing, FitCheckpointer
 from shoal.models.learner import FitObserver, FitState, Learner
@@ -80,7 +80,8 @@ def _begin(
         try:
             training.check_fit(models, given, has_best_folder=checkpointer is not None)
             if checkpointer is not None and checkpointer.recorder is not None:
-                checkpointer.recorder.check(given, team)
+                resumes = bool(checkpointer.resume) and files.is_model(checkpointer.directory)
+                checkpointer.recorder.check(given, team, resumes=resumes)
             if checkpointer is not None and not has_begun:
                 described = checkpointer.look(given, team)
         except Exception as error:

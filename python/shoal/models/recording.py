@@ -60,8 +60,8 @@ class Recorder:
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
 
-    def check(self, given: FitInput, team: Team) -> None:
-        """Raise ValueError if the fit cannot be recorded; nothing is changed."""
+    def check(self, given: FitInput, team: Team, *, resumes: bool) -> None:
+        """Raise ValueError if the fit cannot be recorded; nothing is changed. ``resumes``: from a checkpoint."""
         store, reader = self._model.store, given.reader
         store.log_order(self._tables)
         store.log_order(())
@@ -92,13 +92,18 @@ class Recorder:
                 "the fit of a click model cannot be recorded: leave out record (--record), or train under BSP, where a "
                 "fit is the same each time"
             )
-        if team.leads and self.directory.version(RECORD_FILE) is not None and not self._overwrite:
+        if not team.leads or resumes:
+            return
+        if self.directory.version(RECORD_FILE) is not None and not self._overwrite:
             raise ValueError(
-                f"{self.directory} has the record of a fit: pass overwrite=True (--overwrite), or another directory; a "
-                "fit that resumes begins a record of its own"
+                f"{self.directory} has the record of a fit: pass overwrite=True (--overwrite), or another directory"
             )
-        if team.leads and self.directory.version(RECORD_FILE) is None and self.directory.names():
+        if self.directory.version(RECORD_FILE) is None and (self.directory.names() or self.directory.subdirectories()):
             raise ValueError(f"{self.directory} has files that are no record of a fit: choose another directory")
+
+    def resume(self, examples: int) -> None:
+        """Record what follows a checkpoint of so many examples: in a directory of its own."""
+        self.directory = self.directory.child(f"from-{examples:012}")
 
     def start(self, team: Team, save: Callable[[StorageDir], None]) -> None:
         """Begin the record: the leader saves the model as it is before its first batch. Waits for all workers."""
