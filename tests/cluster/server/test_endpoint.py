@@ -881,3 +881,34 @@ def test_bsp_with_one_worker_and_one_push_a_clock_is_the_local_store(rng: np.ran
         local.pull(batch, rows)
         pulled = one(deliver(endpoint, Worker().pull(batch.hashes, clock=clock + 1))).values
         assert pulled.tobytes() == rows.tobytes()
+
+
+# --- positions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp"])
+def test_replies_have_the_numbers_of_pushes_that_are_applied_at_once(mode: str) -> None:
+    endpoint = served(mode, workers=2, staleness=2)
+    a, b = Worker(), Worker(1)
+    keys = [hash_in(s) for s in range(3)]
+
+    def position(message: Any) -> int:
+        reply = one(deliver(endpoint, message))
+        assert reply.status == Status.OK
+        return reply.aux
+
+    assert position(a.pull(keys)) == 0
+    assert position(a.push(keys, [1] * 3, sequence=1)) == 1
+    assert position(b.push(keys[:1], [1], sequence=1)) == 2
+    assert position(a.pull(keys[2:])) == 2
+    assert position(a.push(keys, [1] * 3, sequence=1)) == 0  # it was applied before
+    assert position(b.push(keys, [1] * 3, sequence=2)) == 3
+    assert position(a.pull(keys)) == position(b.pull(keys)) == 3
+
+
+def test_pushes_that_wait_for_their_clock_have_no_numbers() -> None:
+    endpoint = served("bsp")
+    a = Worker()
+    assert one(deliver(endpoint, a.push([5], [1], sequence=1))).aux == 0
+    deliver(endpoint, a.tick(0))
+    assert one(deliver(endpoint, a.pull([5], clock=1))).aux == 0
