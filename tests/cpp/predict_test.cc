@@ -56,7 +56,7 @@ std::string body_of(const json::object& one) {
 
 class Asked {
  public:
-  explicit Asked(const std::string& name) : predictor_(kGolden / name, true), version_(predictor_.now()) {}
+  explicit Asked(const std::string& name) : predictor_(kGolden / name, true, ""), version_(predictor_.now()) {}
 
   std::vector<double> predict(const std::string& body, std::string_view content_type = "") {
     const Features features =
@@ -94,7 +94,7 @@ TEST(the_golden_exports_predict_their_bits) {
 
 TEST(requests_from_keys_allocate_nothing_once_the_memory_has_grown) {
   for (const char* const name : {"lr", "lr-normalized", "lr-isotonic", "fm", "multinomial", "delta"}) {
-    const Predictor predictor(kGolden / name, true);
+    const Predictor predictor(kGolden / name, true, "");
     const auto version = predictor.now();
     ModelScratch scratch;
     ThreadPool pool(1);
