@@ -17,7 +17,6 @@
 #include "predict/example_builder.h"
 #include "predict/json_instances.h"
 #include "predict/predictor.h"
-#include "text/token_key.h"
 
 namespace predict = shoal::predict;
 
@@ -307,8 +306,7 @@ shoal_status shoal_pull(const shoal_predictor* predictor, const char* table, siz
 }
 
 uint64_t shoal_key(const char* text, size_t size, uint64_t field) {
-  const auto* const p = reinterpret_cast<const std::uint8_t*>(text);
-  return shoal::text::token_key(shoal::text::field_seed(field), p, size, p + size);
+  return predict::text_key({text, size}, field);
 }
 
 const char* shoal_version(void) { return SHOAL_VERSION; }

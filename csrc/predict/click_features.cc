@@ -10,43 +10,23 @@
 #include "kernel/interactions.h"
 #include "predict/example_builder.h"
 #include "predict/schema.h"
-#include "text/token_key.h"
 
 namespace shoal::predict {
 
 namespace {
 
-using Type = ClickFeature::Type;
+using FeatureType = ClickFeature::Type;
 
-constexpr std::array<std::pair<std::string_view, Type>, 7> kTypes{{{"category", Type::kCategory},
-                                                                   {"list", Type::kList},
-                                                                   {"sequence", Type::kSequence},
-                                                                   {"number", Type::kNumber},
-                                                                   {"bucket", Type::kBucket},
-                                                                   {"cross", Type::kCross},
-                                                                   {"vector", Type::kVector}}};
+constexpr std::array<std::pair<std::string_view, FeatureType>, 7> kFeatureTypes{
+    {{"category", FeatureType::kCategory},
+     {"list", FeatureType::kList},
+     {"sequence", FeatureType::kSequence},
+     {"number", FeatureType::kNumber},
+     {"bucket", FeatureType::kBucket},
+     {"cross", FeatureType::kCross},
+     {"vector", FeatureType::kVector}}};
 
 constexpr std::size_t kMaxVector = std::size_t{1} << 20U;
-
-std::uint64_t key_of(std::string_view text, std::uint64_t field) noexcept {
-  const auto* const p = reinterpret_cast<const std::uint8_t*>(text.data());
-  return text::token_key(text::field_seed(field), p, text.size(), p + text.size());
-}
-
-std::string optional_text(const json::object& of, std::string_view name) {
-  const json::value* const found = optional_in(of, name);
-  return found == nullptr ? "" : text_of(*found, name);
-}
-
-std::vector<std::string> texts_in(const json::object& of, std::string_view name) {
-  std::vector<std::string> found;
-  if (optional_in(of, name) != nullptr) {
-    for (const json::value& one : array_in(of, name)) {
-      found.push_back(text_of(one, name));
-    }
-  }
-  return found;
-}
 
 std::size_t size_in(const json::object& of, std::string_view name, std::size_t otherwise) {
   const json::value* const found = optional_in(of, name);
@@ -56,19 +36,19 @@ std::size_t size_in(const json::object& of, std::string_view name, std::size_t o
 ClickFeature read_feature(const json::object& given) {
   ClickFeature found;
   found.name = text_in(given, "name");
-  if (const std::string type = optional_text(given, "type"); !type.empty()) {
-    const auto* const known =
-        std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& one) { return one.first == type; });
-    SHOAL_CHECK(known != kTypes.end(), "feature " + in_quotes(found.name) + " is of type " + in_quotes(type) +
-                                           ", which this version does not know");
+  if (const std::string type = optional_text_in(given, "type"); !type.empty()) {
+    const auto* const known = std::find_if(kFeatureTypes.begin(), kFeatureTypes.end(),
+                                           [&](const auto& one) { return one.first == type; });
+    SHOAL_CHECK(known != kFeatureTypes.end(), "feature " + in_quotes(found.name) + " is of type " +
+                                                  in_quotes(type) + ", which this version does not know");
     found.type = known->second;
   }
-  found.column = optional_text(given, "column");
+  found.column = optional_text_in(given, "column");
   if (found.column.empty()) {
     found.column = found.name;
   }
-  found.share = optional_text(given, "share");
-  found.weights = optional_text(given, "weights");
+  found.share = optional_text_in(given, "share");
+  found.weights = optional_text_in(given, "weights");
   if (const json::value* const side = optional_in(given, "side"); side != nullptr && side->is_object()) {
     for (const auto& [column, share] : side->get_object()) {
       found.sides.emplace_back(std::string(column), text_of(share, "side"));
@@ -80,7 +60,7 @@ ClickFeature read_feature(const json::object& given) {
   }
   found.side_numeric = texts_in(given, "side_numeric");
   found.max_len = size_in(given, "max_len", 0);
-  found.keeps_last = optional_text(given, "keep") != "first";
+  found.keeps_last = optional_text_in(given, "keep") != "first";
   found.log = flag_in(given, "log", false);
   found.embed = flag_in(given, "embed", false);
   found.edges = optional_in(given, "edges") == nullptr ? std::vector<double>() : numbers_in(given, "edges");
@@ -135,32 +115,32 @@ ClickFeatures::ClickFeatures(const json::object& described) : form_(text_in(desc
     }
   };
   for (const ClickFeature& one : all_) {
-    SHOAL_CHECK(one.type != Type::kCross || one.of.size() >= 2,
+    SHOAL_CHECK(one.type != FeatureType::kCross || one.of.size() >= 2,
                 in_quotes(one.name) + " is a cross of fewer than two features");
     for (const std::string& name : one.of) {
       SHOAL_CHECK(
-          !named(name).is_dense() && named(name).type != Type::kCross,
+          !named(name).is_dense() && named(name).type != FeatureType::kCross,
           in_quotes(one.name) + " is a cross of " + in_quotes(name) + ", which has no keys of its own");
     }
     const bool listed = is_jagged(one);
     (one.is_dense() ? dense_ : (listed ? jagged_ : fixed_)).push_back(&one);
     dense_width_ += one.is_dense() ? one.size : 0;
     if (!listed && !one.is_dense()) {
-      missing_.push_back(one.type == Type::kCross
-                             ? key_of(kMissingItem, key_of(joined(one.of), 0))
+      missing_.push_back(one.type == FeatureType::kCross
+                             ? text_key(kMissingItem, text_key(joined(one.of), 0))
                              : missing_in(one.share.empty() ? one.column : hashed_as(one.share)));
     }
-    if (one.type == Type::kBucket) {
+    if (one.type == FeatureType::kBucket) {
       SHOAL_CHECK(!one.edges.empty() && std::is_sorted(one.edges.begin(), one.edges.end()),
                   "the edges of bucket " + in_quotes(one.name) + " are missing, or do not ascend");
       for (std::size_t i = 0; i <= one.edges.size(); ++i) {
-        buckets_[one.name].push_back(key_of(std::to_string(i), number_of(one.column)));
+        buckets_[one.name].push_back(text_key(std::to_string(i), number_of(one.column)));
       }
     }
     for (const auto& [column, share] : one.sides) {
       side_missing_.try_emplace(share, missing_in(hashed_as(share)));
     }
-    if (one.type == Type::kCross) {
+    if (one.type == FeatureType::kCross) {
       continue;
     }
     add_place(one.column);
@@ -185,8 +165,8 @@ const ClickFeature& ClickFeatures::named(std::string_view name) const {
 }
 
 bool ClickFeatures::is_jagged(const ClickFeature& one) const {
-  if (one.type != Type::kCross) {
-    return one.type == Type::kList || one.type == Type::kSequence;
+  if (one.type != FeatureType::kCross) {
+    return one.type == FeatureType::kList || one.type == FeatureType::kSequence;
   }
   return std::any_of(one.of.begin(), one.of.end(),
                      [&](const std::string& name) { return is_jagged(named(name)); });
@@ -201,7 +181,7 @@ std::string ClickFeatures::hashed_as(const std::string& name) const {
 std::uint64_t ClickFeatures::number_of(std::string_view column) const { return field_number(form_, column); }
 
 std::uint64_t ClickFeatures::missing_in(const std::string& column) const {
-  return key_of(kMissingItem, number_of(column));
+  return text_key(kMissingItem, number_of(column));
 }
 
 std::size_t ClickFeatures::place_of(std::uint64_t field) const noexcept {
@@ -304,7 +284,7 @@ class Arranging {
   }
 
   std::uint64_t single_key(const ClickFeature& one, std::size_t at) const noexcept {
-    if (one.type != Type::kBucket) {
+    if (one.type != FeatureType::kBucket) {
       return key(at);
     }
     const auto above = std::upper_bound(one.edges.begin(), one.edges.end(), static_cast<double>(value(at)));
@@ -313,7 +293,7 @@ class Arranging {
 
   void put_fixed(const ClickFeature& one, std::size_t j, ClickInputs& into) const {
     const std::size_t fixed = of_.fixed();
-    if (one.type == Type::kCross) {
+    if (one.type == FeatureType::kCross) {
       const Jagged crossed = crossing(one);
       for (std::size_t i = 0; i < examples_; ++i) {
         if (!crossed.of(i).empty()) {
@@ -325,7 +305,7 @@ class Arranging {
     const Range range = single(one);
     for (std::size_t at = range.first; at < range.last; ++at) {
       into.keys[example_[at] * fixed + j] = single_key(one, at);
-      if (one.type != Type::kBucket) {
+      if (one.type != FeatureType::kBucket) {
         into.values[example_[at] * fixed + j] = value(at);
       }
     }
@@ -336,7 +316,7 @@ class Arranging {
     into.dense.assign(examples_ * width, 0.0F);
     std::size_t column = 0;
     for (const ClickFeature* one : of_.dense_) {
-      const Range range = one->type == Type::kVector ? range_of(one->column) : single(*one);
+      const Range range = one->type == FeatureType::kVector ? range_of(one->column) : single(*one);
       std::vector<std::size_t> counts(examples_, 0);
       for (std::size_t at = range.first; at < range.last; ++at) {
         const std::size_t k = counts[example_[at]]++;
@@ -389,7 +369,7 @@ class Arranging {
 
   ClickItems items(const ClickFeature& one) const {
     ClickItems found;
-    if (one.type == Type::kCross) {
+    if (one.type == FeatureType::kCross) {
       Jagged crossed = crossing(one);
       found.offsets = std::move(crossed.offsets);
       found.keys = std::move(crossed.keys);

@@ -10,7 +10,7 @@ namespace shoal::predict {
 
 namespace {
 
-using Tables = std::function<const ExportReader*(std::string_view)>;
+using TableByName = std::function<const ExportReader*(std::string_view)>;
 
 constexpr const char* kSources = "shoal.rows";  // in the metadata of the graph
 
@@ -19,7 +19,7 @@ std::int64_t length(std::size_t count) noexcept { return static_cast<std::int64_
 }  // namespace
 
 ClickModel::ClickModel(const json::object& description, std::shared_ptr<const OnnxRuntime> runtime,
-                       std::string_view tower, const Tables& table)
+                       std::string_view tower, const TableByName& table)
     : features_(object_in(object_in(description, "click"), "features")),
       calibration_(read_calibration(description)),
       graph_(std::move(runtime), tower) {
@@ -34,7 +34,7 @@ ClickModel::ClickModel(const json::object& description, std::shared_ptr<const On
   }
 }
 
-ClickModel::Input ClickModel::rows_of(const json::object& source, const Tables& table) const {
+ClickModel::Input ClickModel::rows_of(const json::object& source, const TableByName& table) const {
   Input found;
   const std::string name = text_in(source, "table");
   found.table = table(name);

@@ -112,6 +112,21 @@ const json::value* optional_in(const json::object& of, std::string_view name) {
   return found == nullptr || found->is_null() ? nullptr : found;
 }
 
+std::vector<std::string> texts_in(const json::object& of, std::string_view name) {
+  std::vector<std::string> found;
+  if (optional_in(of, name) != nullptr) {
+    for (const json::value& one : array_in(of, name)) {
+      found.push_back(text_of(one, name));
+    }
+  }
+  return found;
+}
+
+std::string optional_text_in(const json::object& of, std::string_view name) {
+  const json::value* const found = optional_in(of, name);
+  return found == nullptr ? std::string() : text_of(*found, name);
+}
+
 bool flag_in(const json::object& of, std::string_view name, bool otherwise) {
   const json::value* const found = optional_in(of, name);
   if (found != nullptr && !found->is_bool()) {

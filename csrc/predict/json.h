@@ -30,6 +30,10 @@ const json::array& array_in(const json::object& of, std::string_view name);
 const json::object& object_in(const json::object& of, std::string_view name);
 std::vector<double> numbers_in(const json::object& of, std::string_view name);
 
+// A list of texts, and a text; empty if it is missing or null.
+std::vector<std::string> texts_in(const json::object& of, std::string_view name);
+std::string optional_text_in(const json::object& of, std::string_view name);
+
 // The member, unless it is missing or null.
 const json::value* optional_in(const json::object& of, std::string_view name);
 bool flag_in(const json::object& of, std::string_view name, bool otherwise);

@@ -10,7 +10,7 @@ namespace shoal::predict {
 namespace {
 
 // Places of functions in the table of ONNX Runtime, and the version of the table that has them all.
-constexpr std::uint32_t kVersion = 11;
+constexpr std::uint32_t kTableVersion = 11;
 constexpr std::size_t kErrorMessage = 2;
 constexpr std::size_t kCreateEnvironment = 3;
 constexpr std::size_t kCreateSession = 8;  // from bytes
@@ -101,10 +101,11 @@ std::shared_ptr<const OnnxRuntime> OnnxRuntime::open(const std::string& path) {
   }
   using GetBase = const Base* (*)();
   const auto base = reinterpret_cast<GetBase>(::dlsym(library, "OrtGetApiBase"));
-  const void* const* const functions = base == nullptr ? nullptr : base()->functions(kVersion);
+  const void* const* const functions = base == nullptr ? nullptr : base()->functions(kTableVersion);
   if (functions == nullptr) {
     throw std::runtime_error((path.empty() ? "libonnxruntime.so" : path) +
-                             " is no ONNX Runtime of version 1." + std::to_string(kVersion) + " or later");
+                             " is no ONNX Runtime of version 1." + std::to_string(kTableVersion) +
+                             " or later");
   }
   return std::shared_ptr<const OnnxRuntime>(new OnnxRuntime(functions));
 }

@@ -37,26 +37,8 @@ bool is_named(DataFormat format) noexcept {
   return format == DataFormat::kCsv || format == DataFormat::kParquet || format == DataFormat::kArrow;
 }
 
-std::vector<std::string> texts_in(const json::object& of, std::string_view name) {
-  std::vector<std::string> found;
-  const json::value* const given = optional_in(of, name);
-  if (given == nullptr) {
-    return found;
-  }
-  SHOAL_CHECK(given->is_array(), in_quotes(name) + " is not a list");
-  for (const json::value& one : given->get_array()) {
-    found.push_back(text_of(one, name));
-  }
-  return found;
-}
-
-std::string text_or_none(const json::object& of, std::string_view name) {
-  const json::value* const given = optional_in(of, name);
-  return given == nullptr ? std::string() : text_of(*given, name);
-}
-
 char separator_in(const json::object& of, std::string_view name, char otherwise) {
-  const std::string text = text_or_none(of, name);
+  const std::string text = optional_text_in(of, name);
   SHOAL_CHECK(text.size() <= 1, in_quotes(name) + " is not one character");
   return text.empty() ? otherwise : text.front();
 }
@@ -100,10 +82,10 @@ void read_columns(const json::object& schema, InputSchema& into) {
   }
   add_all("vectors", Role::kVector);
   add_all("labels", Role::kPassedOver);
-  if (const std::string weight = text_or_none(schema, "weight"); !weight.empty()) {
+  if (const std::string weight = optional_text_in(schema, "weight"); !weight.empty()) {
     add(weight, Role::kPassedOver, weight);
   }
-  into.label = text_or_none(schema, "label");
+  into.label = optional_text_in(schema, "label");
   if (!into.label.empty()) {
     add(into.label, Role::kLabel, into.label);
   }
@@ -131,6 +113,10 @@ std::vector<double> numbers_of(const std::vector<std::string>& texts) {
 }
 
 }  // namespace
+
+std::uint64_t text_key(std::string_view text, std::uint64_t field) noexcept {
+  return key_of(text, text::field_seed(field));
+}
 
 unsigned criteo_column(std::string_view name) noexcept {
   const char first = name.empty() ? '\0' : name.front();
@@ -204,7 +190,7 @@ std::string InputSchema::takes() const {
 InputSchema read_schema(const json::object& model, std::string fields_of) {
   InputSchema found;
   found.fields_of = std::move(fields_of);
-  found.format_name = text_or_none(model, "format");
+  found.format_name = optional_text_in(model, "format");
   const json::value* const given = optional_in(model, "schema");
   SHOAL_CHECK(given == nullptr || given->is_object(), "'schema' is not an object");
   const json::object none;

@@ -94,6 +94,8 @@ InputSchema read_schema(const json::object& model, std::string fields_of);
 
 // The number of a field as data of a format name it. std::invalid_argument: there is none of that name.
 std::uint64_t field_number(std::string_view format, std::string_view name);
+// The key of a text in the field with this number, as readers make it.
+std::uint64_t text_key(std::string_view text, std::uint64_t field) noexcept;
 // 1 to 39, from that number or from I1 to I13, C1 to C26; 0 if it is none.
 unsigned criteo_column(std::string_view name) noexcept;
 
