@@ -18,6 +18,8 @@ from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
 from relay import wait_until
 from shoal import _core
+from shoal.cli import main
+from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.errors import CorruptionError
 from shoal.lineage import Replayed, replay
 from shoal.models import Checkpointing, EarlyStopping, files, order_record
@@ -141,6 +143,17 @@ def test_a_replay_may_have_other_servers(servers: int, threads: int, log: Path, 
         replay(tmp_path / "record", tmp_path / "other", store=store)
 
 
+def test_the_command_replays_on_servers(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(log, tmp_path, servers=2, threads=2)
+    command = ["replay", str(tmp_path / "record"), "--output", str(tmp_path / "again"), "--quiet"]
+    assert main([*command, "--servers", "3"]) == 2
+    assert "the servers of the fit had 4 threads" in capsys.readouterr().err
+    assert main([*command, "--servers", "1"]) == 0
+    assert digests(tmp_path / "again") == digests(tmp_path / "model")
+    assert main(command) == 2
+    assert "overwrite" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("consistency", [shoal.ASP(), shoal.SSP(2)])
 def test_a_replay_may_begin_at_any_checkpoint(consistency: Any, log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, consistency=consistency, every=6, epochs=2, valid=reader(log).split(0, 3))
@@ -259,6 +272,24 @@ def test_a_record_ends_where_slots_move(log: Path, tmp_path: Path) -> None:
         one_by_one(made.address, 2, work, consistency=shoal.ASP())
     found = replay(tmp_path / "record", tmp_path / "again")
     assert (found.is_whole, found.why) == (False, "slots have moved to other servers, or a server was lost")
+    assert digests(tmp_path / "again") == digests(files.kept(tmp_path / "model")[found.end])
+
+
+def test_a_record_ends_where_the_number_of_a_push_is_lost(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ClusterStore.take_order
+
+    def take_order(self: ClusterStore, tables: Any) -> Any:
+        parts = whole(self, tables)
+        if self.rank == 1 and self.clock > 9:
+            parts[parts[:, 2] == 1, 5] = 0
+        return parts
+
+    monkeypatch.setattr(ClusterStore, "take_order", take_order)
+    recorded(log, tmp_path, every=4)
+    found = replay(tmp_path / "record", tmp_path / "again")
+    assert (found.is_whole, found.why) == (False, "a push was sent again, after its answer was lost")
     assert digests(tmp_path / "again") == digests(files.kept(tmp_path / "model")[found.end])
 
 

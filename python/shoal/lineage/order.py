@@ -31,6 +31,24 @@ class Message(NamedTuple):
     number: int
 
 
+def server_threads(place: StorageDir, servers: int) -> int:
+    """Return how many threads each of so many servers needs, so that they have the arcs of a record."""
+    record = order_record.read(place)
+    name = order_record.file_of(record.divisions[0].number if record.divisions else 1, 0)
+    try:
+        segment, _ = order_record.decode(place.read(name), place.address(name))
+    except FileNotFoundError:
+        raise CorruptionError(f"{place.address(name)} is missing: the record is incomplete") from None
+    threads = len({endpoint for _, _, endpoint in segment.arcs})
+    if threads % servers:
+        fitting = ", ".join(str(one) for one in range(1, threads + 1) if threads % one == 0)
+        raise ValueError(
+            f"the servers of the fit had {threads} threads, whose arcs count their steps, and {servers} servers cannot "
+            f"have as many: pass --servers {fitting}, or leave it out"
+        )
+    return threads // servers
+
+
 class RecordedOrder:
     """The recorded calls from a division on.
 

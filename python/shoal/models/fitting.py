@@ -50,8 +50,7 @@ def fit(
             observers.append(watching)
         interrupted = leaving.enter_context(at_boundaries()) if team.may_change else None
         if checkpointer is not None and checkpointer.recorder is not None:
-            first.store.order = checkpointer.recorder
-            leaving.callback(setattr, first.store, "order", None)
+            leaving.enter_context(checkpointer.recorder.recording())
         one = training.Training(models, given, run, team, progress, observers, interrupted)
         leaving.enter_context(team.fitting(run.hand_over, one.is_told_to_leave))
         for model in models:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from msgspec import structs
 
 from shoal.data import Reader
 from shoal.data.stream import is_live
+from shoal.errors import ShoalError
 from shoal.models import order_record
 from shoal.models.learner import Learner
 from shoal.models.order_record import RECORD_FILE, START, Division, Messages, Record, Segment
@@ -100,6 +102,19 @@ class Recorder:
             )
         if self.directory.version(RECORD_FILE) is None and (self.directory.names() or self.directory.subdirectories()):
             raise ValueError(f"{self.directory} has files that are no record of a fit: choose another directory")
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Be the order of the store meanwhile."""
+        store = self._model.store
+        store.order = self
+        try:
+            yield
+        finally:
+            store.order = None
+            with suppress(ShoalError):  # it was closed
+                store.log_order(())
+                store.take_order(())
 
     def resume(self, examples: int) -> None:
         """Record what follows a checkpoint of so many examples: in a directory of its own."""

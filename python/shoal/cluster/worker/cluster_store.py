@@ -272,6 +272,8 @@ class ClusterStore(ConnectedStore):
     def take_order(self, tables: Sequence[str]) -> Parts:
         """Return what was kept since the last time: see :meth:`shoal.Store.take_order`."""
         parts = self.channel.client.take_order()
+        if not tables:
+            return parts
         numbers = [cast(RemoteShard, self._tables[name].shard).number for name in tables]
         if len(parts):
             order = np.argsort(numbers)
