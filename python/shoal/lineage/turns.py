@@ -377,7 +377,7 @@ class _ReplayOrder:
     has_meetings = False
     is_on = False
 
-    def begin(self, division: int, examples: int) -> None:
+    def begin(self, division: int) -> None:
         """Begin to learn."""
         self.is_on = True
 
@@ -388,7 +388,7 @@ class _ReplayOrder:
     def met(self) -> None:
         """Do nothing."""
 
-    def rest(self) -> None:
+    def rest(self, examples: int) -> None:
         """Do nothing."""
 
 

@@ -52,6 +52,7 @@ class Recorder:
         self._placement = Placement(0, [])
         self._present: list[int] = []
         self._division = Division(0, 0)
+        self._examples = 0
         self._steps: dict[str, list[int]] = {}
         self._broken = ""
 
@@ -134,9 +135,9 @@ class Recorder:
 
     # ---- a division --------------------------------------------------------------------------------------------------
 
-    def begin(self, division: int, examples: int) -> None:
+    def begin(self, division: int) -> None:
         """Begin to record a division."""
-        self._division = Division(division, examples, self._steps)
+        self._division = Division(division, self._examples, self._steps)
         self._model.store.log_order(self._tables)
 
     def end(self) -> None:
@@ -195,9 +196,10 @@ class Recorder:
                 self._broken,
             )
 
-    def rest(self) -> None:
+    def rest(self, examples: int) -> None:
         """Take note of the steps of all arcs."""
         assert self._team is not None
+        self._examples = examples
         if self._team.leads:
             self._steps = {table: self._model.store.arc_steps(table) for table in self._tables}
 

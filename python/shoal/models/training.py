@@ -269,7 +269,7 @@ class Training:
         is_paused = False
         order, batches_left = self._order, None if self._order is None else self._order.every
         if order is not None:
-            order.begin(header.division, header.known + run.work.examples(first))
+            order.begin(header.division)
         self._last = data.last
         progress = self._progress if self._team.leads else False
         with (
@@ -335,7 +335,7 @@ class Training:
     def _meet_after_checkpoint(self) -> None:
         """Wait for the leader to have written a checkpoint, if what is recorded begins anew there."""
         if self._order is not None and self._order.has_meetings:
-            self._order.rest()
+            self._order.rest(self._run.header.known + self._run.work.examples(self._models[0]))
             self._team.meet()
 
     def _is_told(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> bool:

@@ -27,8 +27,8 @@ class Order(Protocol):
     def has_meetings(self) -> bool:
         """Whether all workers wait for a checkpoint: what is recorded begins anew there."""
 
-    def begin(self, division: int, examples: int) -> None:
-        """Begin to learn from a division, before which all workers have learned from so many examples."""
+    def begin(self, division: int) -> None:
+        """Begin to learn from a division."""
 
     def end(self) -> None:
         """End it: all calls of this worker are answered when this returns. The others are met next."""
@@ -36,8 +36,8 @@ class Order(Protocol):
     def met(self) -> None:
         """Take note that all workers have ended it."""
 
-    def rest(self) -> None:
-        """Take note of what a checkpoint does not have, before which all workers wait."""
+    def rest(self, examples: int) -> None:
+        """Take note of what a checkpoint of so many examples does not have, while all workers wait for it."""
 
 
 class Placement(NamedTuple):
