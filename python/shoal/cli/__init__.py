@@ -158,6 +158,7 @@ _MODULES = {
     "explain": "lineage",
     "bisect": "lineage",
     "forget": "lineage",
+    "replay": "lineage",
     "diff": "diff",
     "compact": "compact",
     "export": "export",
