@@ -56,7 +56,8 @@ std::string body_of(const json::object& one) {
 
 class Asked {
  public:
-  explicit Asked(const std::string& name) : predictor_(kGolden / name, true, ""), version_(predictor_.now()) {}
+  explicit Asked(const std::string& name)
+      : predictor_(kGolden / name, true, ""), version_(predictor_.now()) {}
 
   std::vector<double> predict(const std::string& body, std::string_view content_type = "") {
     const Features features =
