@@ -20,7 +20,8 @@
  * Threads. Any number of threads may use one predictor at the same time; shoal_refresh() swaps the version under
  * them, and each call is answered by one version throughout. shoal_close() comes last, after all calls have
  * returned. Each thread keeps its working memory, which grows to that of its largest request: afterwards requests
- * allocate nothing, but for those of click models, whose network ONNX Runtime computes in the calling thread. A process may fork; a child may go on to predict.
+ * allocate nothing, but for those of click models, whose network ONNX Runtime computes in the calling thread. A process
+ * may fork; a child may go on to predict.
  *
  * Limits. Arrays belong to the caller and are read during the call only. Text is UTF-8 and needs no final zero
  * where its size is passed. */
@@ -60,9 +61,9 @@ typedef struct shoal_predictor shoal_predictor;
 
 typedef struct shoal_options {
   int skip_checksums; /* 1: do not read every byte of the files first */
-  const char*
-      onnx_runtime; /* the file of ONNX Runtime's library, for click models that were exported with their
-                       network as ONNX; NULL: libonnxruntime.so where the system looks for libraries */
+  /* The file of ONNX Runtime's library, for click models that were exported with their network as ONNX; NULL:
+   * libonnxruntime.so where the system looks for libraries. */
+  const char* onnx_runtime;
 } shoal_options;
 
 /* Opens an export, or a directory of exports, of which the one with the highest number is used. options may be NULL. */

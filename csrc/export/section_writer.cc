@@ -13,8 +13,8 @@ namespace shoal {
 namespace {
 
 constexpr double kLoad = 0.75;
-// Hashes of a random table are seldom farther from home, so that all of its sections get one width: a lookup
-// of mixed widths takes 1.5 times as long.
+// Hashes of a random table are seldom farther from home, so that all of its sections get one width, for which
+// a lookup has a loop of its own.
 constexpr std::uint64_t kUsualReach = 3;
 
 // Assigns a line and a lane to each hash, in order: calls use(i, line, lane, home).

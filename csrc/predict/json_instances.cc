@@ -244,7 +244,7 @@ struct Handler {
 
 // Reads keys from the beginning of a list of them, up to one that is not followed by another or by the end of
 // the list; returns where it has stopped. The text, up to `end`, does not end with a digit. The parser would
-// take twice as long.
+// execute twice as many instructions.
 text::Cursor take_keys(text::Cursor begin, text::Cursor end, ExampleBuilder& into) {
   const auto behind_blanks = [end](text::Cursor p) {
     while (p != end && (text::is_blank(*p) || *p == '\n')) {
