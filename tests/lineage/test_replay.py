@@ -26,6 +26,7 @@ from shoal.models import Checkpointing, EarlyStopping, files, order_record
 from shoal.models.order_record import Messages, Segment
 from shoal.storage.open import open_dir
 from stores import one_by_one
+from tiers import long_after
 
 BATCH, EXAMPLES = 20, 1000
 
@@ -105,15 +106,18 @@ def replayed(folder: Path, name: str = "again", **how: Any) -> Replayed:
 
 @pytest.mark.parametrize(
     ("make", "consistency", "workers", "servers"),
-    [
-        (logistic, shoal.ASP(), 3, 2),
-        (logistic, shoal.SSP(2), 2, 1),
-        (normalized, shoal.ASP(), 2, 3),
-        (machine, shoal.SSP(2), 3, 2),
-        (machine, shoal.ASP(), 2, 1),
-        (classes, shoal.ASP(), 3, 1),
-        (logistic, shoal.ASP(), 1, 2),
-    ],
+    long_after(
+        4,
+        [
+            (normalized, shoal.ASP(), 2, 3),
+            (machine, shoal.SSP(2), 3, 2),
+            (classes, shoal.ASP(), 3, 1),
+            (logistic, shoal.ASP(), 1, 2),
+            (logistic, shoal.ASP(), 3, 2),
+            (logistic, shoal.SSP(2), 2, 1),
+            (machine, shoal.ASP(), 2, 1),
+        ],
+    ),
 )
 def test_a_replay_has_the_same_bits(
     make: Any, consistency: Any, workers: int, servers: int, log: Path, tmp_path: Path
@@ -154,11 +158,11 @@ def test_the_command_replays_on_servers(log: Path, tmp_path: Path, capsys: pytes
     assert "overwrite" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("consistency", [shoal.ASP(), shoal.SSP(2)])
+@pytest.mark.parametrize("consistency", long_after(1, [shoal.ASP(), shoal.SSP(2)]))
 def test_a_replay_may_begin_at_any_checkpoint(consistency: Any, log: Path, tmp_path: Path) -> None:
-    recorded(log, tmp_path, consistency=consistency, every=6, epochs=2, valid=reader(log).split(0, 3))
+    recorded(log, tmp_path, consistency=consistency, every=8, epochs=2, valid=reader(log).split(0, 3))
     kept = files.kept(tmp_path / "model")
-    assert len(kept) > 5
+    assert len(kept) > 4
     for number, (examples, place) in enumerate(kept.items()):
         if examples < 2 * EXAMPLES:
             found = replayed(tmp_path, f"again-{number}", checkpoint=place)
@@ -433,7 +437,7 @@ def test_a_file_has_what_was_written(made: tuple[Segment, Messages]) -> None:
 
 
 @given(recordings(), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_file_raises_one_error(made: tuple[Segment, Messages], data: st.DataObject) -> None:
     raw = bytearray(order_record.encode(*made))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -90,7 +90,7 @@ def cluster(
     servers: int = 1, endpoints: int = 1, slot_memory: Sequence[int | None] = (), **settings: Any
 ) -> Iterator[Cluster]:
     """Run a scheduler and servers in threads. ``slot_memory`` is that of each server."""
-    with scheduler(servers, **settings) as one, contextlib.ExitStack() as stack:
+    with scheduler(servers, **{"slots": 64, **settings}) as one, contextlib.ExitStack() as stack:
         made = Cluster(one, [])
         for rank in range(servers):
             memory = slot_memory[rank] if slot_memory else None

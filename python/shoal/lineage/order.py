@@ -31,8 +31,8 @@ class Message(NamedTuple):
     number: int
 
 
-def server_threads(place: StorageDir, servers: int) -> int:
-    """Return how many threads each of so many servers needs, so that they have the arcs of a record."""
+def servers_for(place: StorageDir, servers: int) -> tuple[int, int]:
+    """Return how many threads each of so many servers needs, so that they have the arcs of a record, and its slots."""
     record = order_record.read(place)
     name = order_record.file_of(record.divisions[0].number if record.divisions else 1, 0)
     try:
@@ -46,7 +46,7 @@ def server_threads(place: StorageDir, servers: int) -> int:
             f"the servers of the fit had {threads} threads, whose arcs count their steps, and {servers} servers cannot "
             f"have as many: pass --servers {fitting}, or leave it out"
         )
-    return threads // servers
+    return threads // servers, segment.slots
 
 
 class RecordedOrder:
