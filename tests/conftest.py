@@ -16,6 +16,7 @@ from held_saves import Held
 from paths import GOLDEN
 from places import cut_connection, object_store
 from ray_nodes import RayNodes, ray_nodes
+from shoal.store.local import LocalStore, local
 
 # A shell's background jobs start with Ctrl-C ignored, those of nohup with SIGHUP; so would what the tests start, which
 # send them to themselves.
@@ -32,6 +33,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Nothing below can see what reaches the disk, and thousands of tables are saved: a file need not be written there.
 os.fsync = lambda file: os.fstat(file)  # which refuses a closed one
+
+# Stores of tests have few rows: what fits and saves do for each of 1,024 slots would be half of what they do. Programs
+# that tests start have as many slots as ever.
+for _made in (local, LocalStore.__init__):
+    _made.__kwdefaults__["slots"] = 64
 
 # The same examples in every run; a failure prints how to run it again.
 hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, print_blob=True)

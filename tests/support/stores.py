@@ -15,7 +15,7 @@ KINDS = ("local", "connected")
 
 
 @contextlib.contextmanager
-def opened(kind: str, *, slots: int = 1024) -> Iterator[shoal.Store]:
+def opened(kind: str, *, slots: int = 64) -> Iterator[shoal.Store]:
     """Open an empty store whose pushes are seen as they are made: of one process, or with four data loops."""
     if kind == "local":
         with shoal.local(threads=2, slots=slots) as store:
