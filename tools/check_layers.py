@@ -10,9 +10,10 @@ Prints one line per violation, ``file:line: what``, and ends with code 1 if ther
 """
 
 import ast
+import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 CSRC = {
@@ -218,33 +219,41 @@ def room_of(module: list[str]) -> str:
     return next((name for name in names if name in PYTHON), "")
 
 
-def shoal_imports(path: Path, package: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imports_of(text: str, where: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Return the imports of a file, and whether each runs when the module is imported.
+
+    Those in functions and under ``if TYPE_CHECKING`` do not. Statements alone are looked at: no expression imports.
+    """
+    found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
+
+    def collect(block: Iterable[ast.AST], runs: bool) -> None:
+        for node in block:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found.append((node, runs))
+            inner = runs and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+                is_typing = name == "body" and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+                collect(getattr(node, name, ()), inner and not is_typing)
+
+    collect([ast.parse(text, where)], True)
+    return found
+
+
+def shoal_imports(path: Path, package: Path, nodes: Iterable[ast.Import | ast.ImportFrom]) -> Iterator[tuple[int, str]]:
     """Yield (line, module) for each module of shoal that a file imports; ``__init__`` stands for the package itself."""
     here = ["shoal", *path.relative_to(package).with_suffix("").parts]
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = here[: len(here) - node.level] if node.level else []
             base += (node.module or "").split(".") if node.module else []
             # `from shoal import table` names a module, or something that the package exports.
             names = [[*base, alias.name] for alias in node.names]
-        else:
-            continue
         for name in names:
             if name[0] == "shoal":
                 yield node.lineno, room_of(name[1:]) or "__init__"
-
-
-def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run when the module is imported: none in functions or under ``if TYPE_CHECKING``."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            child = ast.Module(child.orelse, [])
-        yield child
-        yield from run_at_import(child)
 
 
 def check_python(root: Path) -> Iterator[str]:
@@ -257,25 +266,25 @@ def check_python(root: Path) -> Iterator[str]:
         if not module:
             yield f"{where}:1: shoal.{parts[0]} is not in the table of tools/check_layers.py"
             continue
-        tree = ast.parse(path.read_text(), where)
-        for line, used in shoal_imports(path, package, tree):
+        imports = imports_of(path.read_text(), where)
+        for line, used in shoal_imports(path, package, (node for node, _ in imports)):
             if not may_use(PYTHON, module, used):
                 yield f"{where}:{line}: {module} may not import {used} (only: {PYTHON[module] or 'nothing of shoal'})"
-        for node in run_at_import(tree):
+        for node, runs in imports:
+            if not runs:
+                continue
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
             else:
-                continue
+                names = [] if node.level else [node.module or ""]
             for name in names:
                 if name.split(".")[0] in LAZY - FOR_ITS_OWN.get(module, set()):
                     yield f"{where}:{node.lineno}: import {name} inside the function that needs it"
 
 
-def module_imports(package: Path) -> dict[str, set[str]]:
+def module_imports(root: Path) -> dict[str, set[str]]:
     """Return the modules of shoal that each module imports: anywhere in it, including for type checkers."""
-    files = {}
+    files, package = {}, root / "python" / "shoal"
     for path in package.rglob("*.py"):
         parts = path.relative_to(package).with_suffix("").parts
         files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -284,10 +293,10 @@ def module_imports(package: Path) -> dict[str, set[str]]:
         # __init__ of a package is a module within it, as far as relative imports are concerned.
         here = ["shoal", *path.relative_to(package).with_suffix("").parts]
         found = set()
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        for node, _ in imports_of(path.read_text(), path.relative_to(root).as_posix()):
             if isinstance(node, ast.Import):
                 found |= {alias.name.removeprefix("shoal.") for alias in node.names if alias.name.startswith("shoal.")}
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 base = here[: len(here) - node.level] if node.level else []
                 base += (node.module or "").split(".") if node.module else []
                 if base[:1] == ["shoal"]:
@@ -300,7 +309,7 @@ def module_imports(package: Path) -> dict[str, set[str]]:
 
 def check_circles(root: Path) -> Iterator[str]:
     """Yield the modules of shoal that import each other, directly or through others."""
-    imports = module_imports(root / "python" / "shoal")
+    imports = module_imports(root)
     reached: dict[str, set[str]] = {name: set() for name in imports}
     for name in imports:
         front = [name]
