@@ -34,7 +34,8 @@ help:
 	@echo 'make test    lint, types, layers, C++ tests, Python tests'
 	@echo 'make lint | types | cpp | py    one part of it'
 	@echo 'make fast    the Python tests but for those that take seconds, start processes or need an object store: three minutes'
-	@echo 'make long    the tests that make test leaves out: other settings, seeds and sizes of what it tests'
+	@echo 'make long    the tests that make test leaves out, and more random examples: other settings, seeds and sizes of'
+	@echo '             what it tests'
 	@echo 'make ray-versions               the Python tests on Ray, with the earlier versions RAY_VERSIONS=...'
 	@echo 'make sim     failures of a simulated cluster with replicas: SEEDS=10 of each scenario (tests/support/sim/sweep.py)'
 	@echo 'make asan | tsan                the C++ tests under the sanitizers'
@@ -227,7 +228,7 @@ fast: $(STAMPS)/install $(STAMPS)/torch
 
 long: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests: the long ones'
-	@$(pytest) -m 'long and not ray'
+	@SHOAL_ROUNDS=1 $(pytest) -m '(long or hypothesis or rounds) and not ray'
 	@$(pytest_alone) -m 'long and ray' tests/ray
 
 # Other versions of Ray than that of requirements/dev.txt, each in a copy of the environment that shares its files.

@@ -17,6 +17,7 @@ from paths import GOLDEN
 from places import cut_connection, object_store
 from ray_nodes import RayNodes, ray_nodes
 from shoal.store.local import LocalStore, local
+from tiers import rounds
 
 # A shell's background jobs start with Ctrl-C ignored, those of nohup with SIGHUP; so would what the tests start, which
 # send them to themselves.
@@ -40,7 +41,9 @@ for _made in (local, LocalStore.__init__):
     _made.__kwdefaults__["slots"] = 64
 
 # The same examples in every run; a failure prints how to run it again.
-hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile(
+    "shoal", deadline=None, derandomize=True, print_blob=True, max_examples=rounds(100)
+)
 hypothesis.settings.load_profile("shoal")
 
 

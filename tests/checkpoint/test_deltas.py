@@ -17,6 +17,7 @@ from shoal.cli import main
 from shoal.storage import transaction
 from shoal.storage.local import LocalDir
 from snapshots import RULES, Script, contents
+from tiers import rounds
 
 KEYS = np.arange(5000, dtype=np.uint64)
 
@@ -247,7 +248,7 @@ def test_inspect_tells_of_what_a_delta_is(chain, tmp_path, capsys):
     slots=st.sampled_from([2, 64]),
     links=st.integers(1, 4),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_chain_comes_to_a_full_save(seed, rules, dim, slots, links, tmp_path):
     for left in tmp_path.iterdir():
         shutil.rmtree(left)

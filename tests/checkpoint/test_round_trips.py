@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import shoal
 from oracle.hashing import LAST_KEY, neighbours, one_slot
+from tiers import rounds
 
 OPTIMIZERS = {
     "sgd": shoal.SGD(lr=0.1, weight_decay=0.01),
@@ -336,7 +337,7 @@ def test_descriptions_can_be_pickled(rng):
     slots=st.tuples(st.sampled_from([2, 8, 1024]), st.sampled_from([2, 8, 1024])),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_table_comes_back(keys, dim, optimizer, slots, seed, tmp_path):
     keys = np.array(keys, np.uint64)
     grads = np.random.default_rng(seed).standard_normal((len(keys), dim)).astype(np.float32)

@@ -16,6 +16,7 @@ from snapshots import (
     Script,
     contents,
 )
+from tiers import rounds
 
 KEYS = np.arange(4000, dtype=np.uint64)
 ONES = np.ones(len(KEYS), np.float32)
@@ -156,7 +157,7 @@ def test_rows_that_change_faster_than_they_are_written_end_the_save_and_not_the_
     slots=st.sampled_from([2, 16, 64]),
     memory=st.sampled_from([None, 3_000_000]),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_save_beside_any_changes_has_the_bytes_of_one_without(seed, rules, dim, slots, memory, tmp_path):
     with shoal.local(threads=2, slots=slots, memory=memory) as store, pytest.MonkeyPatch.context() as patch:
         for name in ("a", "b"):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from tiers import rounds
 
 
 def examples(reader):
@@ -27,7 +28,7 @@ def files(tmp_path_factory):
 
 
 @given(split_bytes=st.integers(1, 5000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 def test_the_parts_hold_each_example_once_in_order(files, split_bytes):
     reader = shoal.read_libsvm([files / name for name in ("a.txt", "b.txt.gz", "c.txt", "d.txt")], batch_size=7)
     split_bytes = max(split_bytes, 40)

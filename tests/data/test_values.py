@@ -18,6 +18,7 @@ import oracle.text
 import shoal
 from shoal import _reader, cli, hash_strings
 from shoal.data.hashing import hash_cells
+from tiers import rounds
 
 pa = pytest.importorskip("pyarrow")
 pa_csv = pytest.importorskip("pyarrow.csv")
@@ -188,7 +189,7 @@ MOMENTS = st.datetimes(dt.datetime(1700, 1, 1), dt.datetime(2250, 1, 1)).map(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60), deadline=None)
 @given(value=st.one_of(NUMBERS, MOMENTS, st.booleans()))
 def test_any_pair_of_sources_agrees_on_any_value(tmp_path_factory, spec, value):
     folder = tmp_path_factory.mktemp("values")
@@ -280,7 +281,7 @@ def test_texts_are_their_own_but_for_other_spellings_of_a_value(tmp_path, text, 
         assert of_text(tmp_path, lines) == [key(want)] * 40
 
 
-@settings(max_examples=1500)
+@settings(max_examples=rounds(1500))
 @given(
     st.text("0123456789-:.T eE+ZTrueFalsRUEFALS", max_size=30)
     | st.from_regex(r"-?[0-9]{1,3}(\.[0-9]{0,3})?(e[+-][0-9]{1,3})?", fullmatch=True)
@@ -291,7 +292,7 @@ def test_the_text_of_any_text_is_what_the_slow_rule_says(text):
     assert _reader.cell_text(text.encode()) == oracle.text.cell_text(text.encode())
 
 
-@settings(max_examples=300)
+@settings(max_examples=rounds(300))
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_the_text_of_a_number_is_read_as_the_number(number):
     ends = np.empty(2, np.int64)
@@ -313,7 +314,7 @@ def test_the_text_of_a_decimal_is_the_decimal(number):
         assert "e" not in text.lower() or text == given.decode()
 
 
-@settings(max_examples=300)
+@settings(max_examples=rounds(300))
 @given(st.datetimes(), st.integers(-23 * 60, 23 * 60), st.sampled_from("T "))
 def test_the_text_of_a_moment_is_in_utc(moment, minutes, between):
     zone = dt.timezone(dt.timedelta(minutes=minutes))

@@ -18,6 +18,7 @@ from shoal import cli
 from shoal.export import manifest, write
 from shoal.storage.local import LocalDir
 from snapshots import RULES, Script
+from tiers import rounds
 
 KEYS = np.arange(2000, dtype=np.uint64)
 
@@ -84,7 +85,7 @@ def test_an_int8_delta_has_the_rows_that_moved_by_more_than_half_a_step(tmp_path
             assert off.max() < np.abs(weights).max() / 127
 
 
-@settings(max_examples=40)
+@settings(max_examples=rounds(40))
 @given(
     versions=st.lists(
         st.dictionaries(st.integers(0, 40), st.sampled_from([0.0, 1.0, -2.5, 1e-9, 3.0]), max_size=20),
@@ -152,7 +153,7 @@ def written(folder):
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     rules=st.sampled_from(sorted(RULES)),

@@ -19,7 +19,7 @@ from shoal.storage import transaction
 from shoal.storage.open import open_dir
 from stores import KINDS, opened
 from table_specs import native_spec
-from tiers import long_after
+from tiers import long_after, rounds
 
 EDGES = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
 DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -81,7 +81,7 @@ def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim,
             np.testing.assert_array_equal(rows[key], row)
 
 
-@settings(max_examples=60)
+@settings(max_examples=rounds(60))
 @given(
     hashes=st.sets(
         st.one_of(

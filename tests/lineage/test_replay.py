@@ -26,7 +26,7 @@ from shoal.models import Checkpointing, EarlyStopping, files, order_record
 from shoal.models.order_record import Messages, Segment
 from shoal.storage.open import open_dir
 from stores import one_by_one
-from tiers import long_after
+from tiers import long_after, rounds
 
 BATCH, EXAMPLES = 20, 1000
 
@@ -428,7 +428,7 @@ def recordings(draw: st.DrawFn) -> tuple[Segment, Messages]:
 
 
 @given(recordings())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_a_file_has_what_was_written(made: tuple[Segment, Messages]) -> None:
     segment, messages = order_record.decode(order_record.encode(*made), "file")
     assert segment == made[0]
@@ -437,7 +437,7 @@ def test_a_file_has_what_was_written(made: tuple[Segment, Messages]) -> None:
 
 
 @given(recordings(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60), deadline=None)
 def test_a_damaged_file_raises_one_error(made: tuple[Segment, Messages], data: st.DataObject) -> None:
     raw = bytearray(order_record.encode(*made))
     for _ in range(data.draw(st.integers(1, 4))):

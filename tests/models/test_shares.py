@@ -22,6 +22,7 @@ from shoal.models.pass_reader import PassReader
 from shoal.models.plan import Plan
 from shoal.models.preprocessing import Sampling, class_weighted, take, warmed_up
 from shoal.models.shares import ROW, Share, divided
+from tiers import rounds
 
 NUMBER = 1000  # the key whose value is the number of the example
 
@@ -138,7 +139,7 @@ class Passes:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@settings(max_examples=60)
+@settings(max_examples=rounds(60))
 @given(data=st.data(), plan=plans)
 def test_each_batch_of_readers_counts_once_whoever_divides_the_rest(
     paths: dict[str, list[Path]], name: str, data: st.DataObject, plan: Plan
@@ -171,7 +172,7 @@ def progressed(
     return left
 
 
-@settings(max_examples=100)
+@settings(max_examples=rounds(100))
 @given(st.data(), plans)
 def test_each_batch_of_other_data_counts_once_when_as_many_workers_go_on(data: st.DataObject, plan: Plan) -> None:
     sizes = data.draw(st.lists(st.lists(st.integers(0, 90), max_size=9), min_size=1, max_size=3), "sizes")

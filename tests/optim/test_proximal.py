@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import shoal
 from oracle.optimizers import rule_of
+from tiers import rounds
 
 KEYS = np.arange(300, dtype=np.uint64)
 
@@ -25,7 +26,7 @@ def test_the_example_of_the_document():
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40), deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.05, 1.0), st.floats(0.0, 3.0))
 def test_steps_are_those_of_the_formula(seed, lr, l1):
     random = np.random.default_rng(seed)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import shoal
+from tiers import rounds
 
 pa = pytest.importorskip("pyarrow")
 
@@ -80,7 +81,7 @@ PIECES = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(head=st.sampled_from([HEADER, b"\xef\xbb\xbf" + HEADER, b"price,site,seen,y\r\n"]), lines=st.lists(PIECES))
 @example(head=HEADER, lines=["a\u2028b,1,", "\x85,,x|y", "\x0b,NA,\x0c"])
 @example(head=b"\xef\xbb\xbf" + HEADER, lines=["a,,", "", "b,NA,a||b", "\r"])
@@ -94,7 +95,7 @@ def test_a_body_of_csv_is_read_as_the_file(of_parquet, head, lines):
 VECTORS = st.lists(st.none() | st.sampled_from([0.5, -3.0, 1e-46, -0.0, 16777217.0]), max_size=4) | st.none()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(["a", "c", None]), VECTORS), min_size=1, max_size=5))
 def test_vectors_in_every_body_are_those_of_the_readers(of_vectors, cells):
     table = pa.Table.from_pylist(
@@ -136,7 +137,7 @@ def test_vectors_are_described(of_vectors):
     assert of_vectors.describe()["columns"] == {"site": "text", "dwell": "list of numbers"}
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.sampled_from([*ODD, "|a ", "|b", "x", ":2", "1 "]), max_size=9).map("".join)))
 @example(["|a x\u2028y", "", "1 |b y:2"])
 def test_a_body_of_lines_is_read_as_the_file(of_lines, lines):
@@ -180,7 +181,7 @@ NUMBERS = ["0", "7", "07", "1234567", "12345678", "123456789", "9" * 19, f"{2**6
 MARKS = [",", ",", ",", ",", " ", "\n", "\t\r", "]", "[", '"5"', "null", "x"]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=rounds(1000))
 @given(st.lists(st.tuples(st.sampled_from(NUMBERS), st.sampled_from(MARKS)).map("".join), max_size=8).map("".join))
 @example(",".join(["123456"] * 200))
 @example("1 2")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import cli
+from tiers import rounds
 
 pa = pytest.importorskip("pyarrow")
 
@@ -110,7 +111,7 @@ INSTANCE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(INSTANCE, min_size=1, max_size=6))
 def test_every_instance_gets_the_models_own_probability_whatever_stands_beside_it(columns_model, rows):
     asked, how, path = columns_model

@@ -1,18 +1,32 @@
 """Which tests `make test` runs: all but the long ones, which `make long` runs.
 
-A long test repeats what a shorter one checks, with other settings, seeds, sizes or formats, or checks the checks.
+A long test repeats what a shorter one checks, with other settings, seeds, sizes or formats, or checks the checks. Tests
+of random examples, those of Hypothesis and others that are marked ``rounds``, are run by both: by `make long`, which
+sets SHOAL_ROUNDS to 1, with all of their examples, else with a quarter of them.
 """
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 
+def rounds(count: int) -> int:
+    """Return how many of `count` random examples this run has: one of four, if SHOAL_ROUNDS says nothing else."""
+    return max(1, round(count * float(os.environ.get("SHOAL_ROUNDS", "0.25"))))
+
+
 def long_after(count: int, values: Iterable[Any]) -> list[Any]:
     """Return parameters of which those after the first `count` are long; a tuple is of several arguments."""
     sets = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*one, marks=[] if place < count else pytest.mark.long) for place, one in enumerate(sets)]
+
+
+def everywhere(few: int, values: Iterable[Any]) -> list[Any]:
+    """Return parameters for a place and a value: here with all values; on S3, which is slow, the others are long."""
+    named = list(values)
+    return [*(("local", value) for value in named), *long_after(few, (("s3", value) for value in named))]
 
 
 def long_but(names: Collection[str], values: Mapping[str, Any] | Iterable[str]) -> list[Any]:

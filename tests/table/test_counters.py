@@ -13,6 +13,7 @@ from cluster_standin import cluster
 from paths import GOLDEN
 from shoal.cluster.launch.local_cluster import running
 from stores import KINDS, joined, opened, together
+from tiers import rounds
 
 LEAST, MOST = -(2**63), 2**63 - 1
 EDGES = [0, 1, -1, LEAST, MOST, 2**31, 0x7FA00001, 0x7F800000 << 32, -(2**63) + 2**31]
@@ -48,7 +49,7 @@ def table(store, request):
     return store.table(request.node.name, dim=2, dtype="int64")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 @given(pushes)
 def test_sums_are_those_of_a_dict_modulo_2_to_the_64(store, given_pushes):
     table = store.table("property", dim=2, dtype="int64")

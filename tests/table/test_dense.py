@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import shoal
 from oracle.optimizers import Run, rule_of
+from tiers import rounds
 
 SHAPES = [(), (1,), (7,), (3, 5, 7), (1024,), (1025,), (40, 100), (2, 4096)]
 OPTIMIZERS = [
@@ -54,7 +55,7 @@ def test_every_rule_follows_its_formula_whatever_the_blocks(optimizer, block):
         assert np.all(np.abs(table.pull() - run.weights) <= run.bounds()["w"] + 1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=rounds(50), deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 400), st.integers(0, 2**32))
 def test_what_was_assigned_is_pulled_and_the_padding_stays_out(size, block, seed):
     values = np.random.default_rng(seed).normal(size=size).astype(np.float32)

@@ -13,6 +13,7 @@ import shoal
 from shoal.cluster.server.code import AllowedCode
 from shoal.user_functions import SourceFunction, describe, run_rows, set_resolver
 from stores import KINDS, opened
+from tiers import rounds
 
 EDGES = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
 
@@ -186,7 +187,7 @@ def _cosines(keys, weights, state):
     return np.cos(weights[0].astype(np.float64)) * len(keys)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 @given(
     st.lists(st.integers(0, 2**64 - 1), max_size=40, unique=True),
     st.lists(st.integers(0, 2**64 - 1), max_size=40),

@@ -14,6 +14,7 @@ import shoal
 from oracle.hashing import LAST_KEY, neighbours
 from shoal.lifecycle import RuleRecord, make_admission, make_expiry
 from shoal.table.spec import TableRecord
+from tiers import rounds
 
 ADMISSIONS = (
     shoal.AfterCount(3),
@@ -231,7 +232,7 @@ def test_a_coin_admits_as_often_as_it_says_and_waits_for_nobody():
         assert table.stats().waiting == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=rounds(15), deadline=None)
 @given(seed=st.integers(0, 2**20), admit=st.sampled_from(ADMISSIONS), expire=st.sampled_from(EXPIRIES))
 def test_bits_depend_on_no_thread(seed, admit, expire):
     rng = np.random.default_rng(seed)

@@ -15,7 +15,7 @@ import shoal
 from oracle.hashing import LAST_KEY, keys_of, neighbours, one_slot
 from oracle.lifecycle import LivingTable
 from oracle.optimizers import rule_of
-from tiers import long_but
+from tiers import long_but, rounds
 
 POOL = np.unique(
     np.concatenate([np.array([0, 1, LAST_KEY, 2**63], np.uint64), neighbours(10), one_slot(8), keys_of([0, 2**64 - 1])])
@@ -166,10 +166,11 @@ MACHINES = {
 }
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize(
     "arguments", long_but(["all of them", "third occurrence soon, few waiting, two clocks to live"], MACHINES)
 )
 def test_a_table_with_rules_is_a_dict_of_rows_with_rules(arguments):
     run_state_machine_as_test(
-        lambda: LifecycleMachine(*arguments), settings=settings(max_examples=30, stateful_step_count=25)
+        lambda: LifecycleMachine(*arguments), settings=settings(max_examples=rounds(30), stateful_step_count=25)
     )

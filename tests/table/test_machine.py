@@ -14,13 +14,14 @@ from table_machine import (
     MACHINES,
     TableMachine,
 )
-from tiers import long_but
+from tiers import long_but, rounds
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize(
     "arguments", long_but(["group ftrl of dim 3", "adagrad of dim 5", "sgd of dim 2 in bfloat16"], MACHINES)
 )
 def test_a_table_is_a_dict_of_rows(arguments):
     run_state_machine_as_test(
-        lambda: TableMachine(*arguments), settings=settings(max_examples=40, stateful_step_count=25)
+        lambda: TableMachine(*arguments), settings=settings(max_examples=rounds(40), stateful_step_count=25)
     )

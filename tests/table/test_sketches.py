@@ -14,6 +14,7 @@ from cluster_standin import cluster
 from oracle import sketches
 from shoal import _core
 from stores import KINDS, joined, opened, together
+from tiers import rounds
 
 MOST = 2**64 - 1
 keys_of = st.sampled_from([0, 1, 7, 2**63, MOST]) | st.integers(0, MOST)
@@ -30,7 +31,7 @@ def uint64(*keys):
     return np.array(keys, np.uint64)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 @given(updates, st.sampled_from([(1, 1), (3, 2), (300, 3), (2000, 7)]), st.integers(0, 5))
 def test_counters_and_estimates_are_those_of_the_oracle(store, given_updates, shape, seed):
     width, depth = shape

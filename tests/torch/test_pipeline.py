@@ -19,6 +19,7 @@ import shoal
 from cluster_fakes import TIMEOUT
 from cluster_standin import cluster
 from stores import KINDS, opened, together
+from tiers import rounds
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -167,7 +168,7 @@ def shared_and(*others):
     return torch.tensor([np.int64(np.uint64(SHARED)), *others])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=rounds(30), deadline=None)
 @given(st.integers(0, 4), st.integers(0, 9), st.integers(1, 4), st.booleans())
 def test_a_pull_in_one_process_sees_the_pushes_up_to_its_staleness_and_no_more(staleness, count, ahead, alike):
     batches = [shared_and(0 if alike else i) for i in range(count)]

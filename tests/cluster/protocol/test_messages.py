@@ -35,6 +35,7 @@ from shoal.cluster.protocol.messages import (
     refusal,
 )
 from shoal.cluster.protocol.slot_map import cut_evenly
+from tiers import rounds
 
 SPECS = [
     {"optimizer": shoal.FTRL(alpha=0.2, l1=1.0)},
@@ -72,7 +73,7 @@ def test_messages_come_back_as_they_were(message):
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=rounds(300), deadline=None)
 def test_whatever_comes_is_a_message_or_a_fault(frames):
     with pytest.raises(MalformedMessageError):
         decode(frames)
@@ -82,7 +83,7 @@ def test_whatever_comes_is_a_message_or_a_fault(frames):
 
 
 @given(st.binary(max_size=60), st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=rounds(300), deadline=None)
 def test_a_changed_message_is_read_as_some_message_or_refused(noise, at):
     frames = encode(Request(b"s" * 16, 1, Join(3, ("tcp://h:1",), 4, JobConsistency("ssp", 3, False))))
     body = bytearray(frames[1][4:])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oracle import wire
 from paths import ROOT
 from shoal import _core
+from tiers import rounds
 
 HERE = ROOT / "tests"
 LIMIT = 4096  # of the payload, where it is tried
@@ -252,7 +253,7 @@ def messages(draw):
     return replies, wire.encode(payload, **fields)
 
 
-@settings(max_examples=400)
+@settings(max_examples=rounds(400))
 @given(messages(), st.sampled_from([LIMIT, 100]))
 def test_both_take_and_refuse_the_same(message, limit):
     replies, frames = message

@@ -28,6 +28,7 @@ from shoal.cluster.scheduler.journal import Journal, count_frames, decode_frame,
 from shoal.cluster.scheduler.membership import Membership
 from shoal.cluster.scheduler.recovery import recover
 from shoal.errors import CorruptionError, StorageError
+from tiers import rounds
 
 MESSAGES = GOLDEN / "journal-v1.json"
 STATE = new_state(random.Random(7), servers=2)
@@ -75,7 +76,7 @@ def test_what_was_committed_is_read_again_and_what_was_not_is_not(tmp_path):
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 def test_a_log_that_is_cut_at_any_byte_gives_the_whole_commits_before_it_and_is_continued(
     tmp_path_factory, sizes, data
 ):
@@ -111,7 +112,7 @@ def test_a_torn_end_is_reported(tmp_path, caplog):
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=90), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 def test_a_log_that_was_cut_after_its_commits_is_damage_that_names_how_many_are_missing(tmp_path_factory, sizes, data):
     directory = tmp_path_factory.mktemp("journal")
     write(directory, sizes)
@@ -180,7 +181,7 @@ def test_a_new_snapshot_follows_no_links(tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40), deadline=None)
 def test_a_changed_byte_before_the_last_commit_is_damage_and_is_named(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("journal")
     write(directory, [1, 2, 1])
@@ -197,7 +198,7 @@ def test_a_changed_byte_before_the_last_commit_is_damage_and_is_named(tmp_path_f
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 def test_a_changed_or_missing_byte_of_the_snapshot_is_damage(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("journal")
     write(directory, [1])
@@ -237,7 +238,7 @@ def test_missing_files_and_commits_are_damage(tmp_path):
 
 
 @given(st.binary(max_size=200), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60), deadline=None)
 def test_any_bytes_are_a_torn_end_or_damage_and_never_another_error(tmp_path_factory, garbage, in_frame):
     directory = tmp_path_factory.mktemp("journal")
     made = write(directory, [1])

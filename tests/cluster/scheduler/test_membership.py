@@ -66,6 +66,7 @@ from shoal.cluster.scheduler import membership as membership_module
 from shoal.cluster.scheduler import tables as tables_module
 from shoal.cluster.scheduler.inputs import InputBody
 from shoal.table.spec import MAX_TABLES
+from tiers import rounds
 
 
 @pytest.mark.slow
@@ -76,7 +77,7 @@ from shoal.table.spec import MAX_TABLES
     st.sampled_from([0.0, 0.1, 0.3]),
     st.sampled_from([0.0, 0.5]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=rounds(80), deadline=None)
 def test_invariants_hold_on_random_schedules_and_everybody_is_answered_once_it_is_quiet(
     seed, servers, workers, loss, refusals
 ):
@@ -106,7 +107,7 @@ def test_invariants_hold_on_random_schedules_and_everybody_is_answered_once_it_i
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=rounds(30), deadline=None)
 def test_a_lost_server_ends_every_wait_and_is_named_to_all_that_ask_after_it(seed, leaves):
     world = World(seed, servers=2, workers=2, loss=0.1)
     world.start_worker()
