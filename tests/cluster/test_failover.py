@@ -23,6 +23,7 @@ from shoal.cluster.protocol.slot_map import ClusterMap
 from shoal.cluster.server.server import Server as Real
 from shoal.config import ServerConfig
 from stores import joined
+from tiers import long_after
 
 KEYS = np.arange(2000, dtype=np.uint64)
 STEPS = 60
@@ -242,8 +243,19 @@ def test_a_server_that_joins_late_takes_over_the_memory_limits_of_the_slots(memo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.ASP()], ids=["bsp", "asp"])
+@pytest.mark.parametrize(
+    ("consistency", "number"),
+    long_after(
+        2,
+        [
+            (shoal.BSP(), signal.SIGKILL),
+            (shoal.ASP(), signal.SIGSTOP),
+            (shoal.BSP(), signal.SIGSTOP),
+            (shoal.ASP(), signal.SIGKILL),
+        ],
+    ),
+    ids=["bsp-killed", "asp-stopped", "bsp-stopped", "asp-killed"],
+)
 def test_no_push_is_lost_or_applied_twice_when_the_process_of_a_server_is(number, consistency):
     """Under BSP an optimizer with state has the bits of a local store; under ASP sums of whole numbers are exact."""
     is_bulk = isinstance(consistency, shoal.BSP)

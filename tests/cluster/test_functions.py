@@ -106,12 +106,12 @@ def test_an_applied_function_acts_once_across_a_failover(module, tmp_path):
 @pytest.mark.slow
 def test_a_long_function_exceeds_the_deadline_and_keeps_the_server_alive(module, tmp_path):
     with (
-        running(1, slots=16, allow_code=[tmp_path]) as cluster,
+        running(1, slots=16, allow_code=[tmp_path], heartbeat=0.4) as cluster,
         shoal.connect(cluster.address, consistency=shoal.ASP(), workers=1, timeout=TIMEOUT) as store,
     ):
         table = store.table("t", optimizer=shoal.SGD(1.0))
         table.push(KEYS[:1], np.full(1, -2, np.float32)).result()
-        slow = table.apply(module.slow, params={"seconds": 12.0})  # longer than a silent server is believed to live
+        slow = table.apply(module.slow, params={"seconds": 3.0})  # longer than a silent server is believed to live
         with pytest.raises(shoal.DeadlineExceededError):
             slow.result(timeout=0.5)
         assert slow.result() == 1

@@ -238,7 +238,7 @@ def test_a_budget_is_met_alike_by_a_cluster_and_in_one_process() -> None:
 def test_a_table_without_room_is_refused_to_all_that_ask_and_nobody_else_notices() -> None:
     share = 4864  # 12 empty tables of 384 bytes a slot, or 9 of 512, as other C++ runtimes have them; and some rows
     with (
-        cluster(2, 2, slot_memory=[None, share]) as one,
+        cluster(2, 2, slot_memory=[None, share], slots=1024) as one,
         joined(one.address, 2) as stores,
         ThreadPoolExecutor(2) as pool,
     ):

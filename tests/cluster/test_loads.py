@@ -19,7 +19,7 @@ from tqdm import tqdm
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
-from places import BUCKET, object_store, options
+from places import BUCKET, options
 from processes import server_processes
 from saved_pieces import KEYS, SLOTS, chain, clocks, pieces_of, tables_of
 from shoal import checkpoint
@@ -41,6 +41,7 @@ from shoal.errors import (
 from shoal.storage.local import LocalDir
 from shoal.storage.open import open_dir
 from stores import joined
+from tiers import long_after
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +120,16 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [4, SLOTS, 256])
-@pytest.mark.parametrize(("servers", "endpoints"), [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("servers", "endpoints", "slots"),
+    long_after(
+        3,
+        [
+            *((1, 1, 4), (2, 2, SLOTS), (3, 1, 256)),
+            *((1, 1, SLOTS), (1, 1, 256), (2, 2, 4), (2, 2, 256), (3, 1, 4), (3, 1, SLOTS)),
+        ],
+    ),
+)
 def test_any_number_of_servers_reads_a_chain_of_any_number_of_slots_as_a_local_load_does(
     chains: Any, slots: int, servers: int, endpoints: int, tmp_path: Path
 ) -> None:
@@ -201,15 +210,16 @@ def test_rows_take_the_place_of_those_that_are_there_and_other_tables_stay(chain
 
 
 @pytest.mark.slow
-def test_servers_read_from_an_object_store(chains: Any) -> None:
-    with object_store() as address, shoal.local(slots=8) as alone:
-        how = {"storage_options": options(address)}
+def test_servers_read_from_an_object_store(chains: Any, s3: str, tmp_path: Path) -> None:
+    root = f"s3://{BUCKET}/{tmp_path.name}"
+    with shoal.local(slots=8) as alone:
+        how = {"storage_options": options(s3)}
         alone.load(chains(8) / "2")
-        alone.save(f"s3://{BUCKET}/full", track=True, **how)
+        alone.save(f"{root}/full", track=True, **how)
         alone.tables["wide"].push(KEYS[:9], np.ones((9, 3), np.float32)).result()
-        alone.save(f"s3://{BUCKET}/delta", since=f"s3://{BUCKET}/full", **how)
+        alone.save(f"{root}/delta", since=f"{root}/full", **how)
         with one_cluster() as (made, (store,)):
-            store.load(f"s3://{BUCKET}/delta", **how)
+            store.load(f"{root}/delta", **how)
             assert store.tables["wide"].digest() == alone.tables["wide"].digest()
             assert "load rows" not in requests(made)
 

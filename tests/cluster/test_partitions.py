@@ -139,7 +139,7 @@ def training(made: Cluster, consistency: shoal.Consistency, seed: int = 1) -> It
         yield worker
 
 
-@pytest.mark.parametrize("kind", long_after(2, ["cut", "hole", "delay"]))
+@pytest.mark.parametrize("kind", long_after(1, ["hole", "cut", "delay"]))
 def test_training_goes_on_when_a_link_fails_for_a_while(kind: str) -> None:
     with cluster() as made, training(made, shoal.ASP()) as worker:
         for link in LINKS:

@@ -332,7 +332,7 @@ def test_launch_finds_a_program_beside_python_and_all_workers_features_are_named
 
 
 @pytest.mark.usefixtures("true_starts")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", long_after(1, [signal.SIGKILL, signal.SIGTERM]))
 def test_nothing_is_left_when_launch_itself_is_killed(program, number):
     with subprocess.Popen(
         shoal_launch("--workers", "2", program, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -572,7 +572,8 @@ def test_a_worker_that_was_stopped_too_long_is_fenced_when_it_goes_on(cluster):
         assert victim.wait(LONG) == 7
 
 
-def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_whole_again(cluster):
+def test_a_worker_that_is_cut_off_is_dismissed_and_learns_it_when_the_wire_is_whole_again(cluster, monkeypatch):
+    monkeypatch.setattr("shoal.cluster.protocol.scheduler_client._SILENCE_MS", 600)  # until it connects anew
     wire = Wire(cluster.address)
     with connect_both(cluster, wire) as (store, cut_off):
         wire.cut()

@@ -402,7 +402,7 @@ def test_a_stopped_server_and_a_stopped_worker_are_not_dead_at_once():
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
         for process in (other, cluster.servers[0].process):
             process.send_signal(signal.SIGSTOP)
-            time.sleep(3.0)  # a death would be known after 0.02 s, or 1 s
+            time.sleep(1.5)  # a death would be known after 0.02 s, or 1 s
             process.send_signal(signal.SIGCONT)
             for _ in range(5):
                 table.push(KEYS, ONES)

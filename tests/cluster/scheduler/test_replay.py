@@ -40,10 +40,11 @@ from shoal.cluster.scheduler.inputs import (
     Restarted,
 )
 from shoal.cluster.scheduler.membership import Membership
+from tiers import rounds
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 0.2]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 def test_a_replay_that_is_cut_at_any_input_has_the_state_that_there_was(seed, servers, workers, loss):
     world = RecordedWorld(seed, servers=servers, workers=workers, loss=loss, refusals=0.3)
     play(world, world.rng.randrange(3, 15))
@@ -51,7 +52,7 @@ def test_a_replay_that_is_cut_at_any_input_has_the_state_that_there_was(seed, se
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 0.2]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 def test_a_scheduler_that_is_started_again_at_any_moment_keeps_all_that_it_has_said(seed, servers, workers, loss):
     world = RecordedWorld(seed, servers=servers, workers=workers, loss=loss, refusals=0.3)
     play(world, world.rng.randrange(3, 15), restarts=True)
@@ -111,6 +112,7 @@ def test_the_schedules_for_planted_bugs_are_clean_without_them():
         disturbed(seed)
 
 
+@pytest.mark.long
 def test_planted_a_reply_that_is_sent_before_its_input_is_stored_is_found():
     class Hasty(RecordedWorld):
         def lose_step(self):

@@ -38,6 +38,7 @@ from shoal.cluster.protocol.messages import (
 from shoal.cluster.scheduler import replicas
 from shoal.cluster.scheduler.assignments import Assignments
 from shoal.cluster.scheduler.planner import Layout, owned
+from tiers import rounds
 
 
 def disturb(world: ReplicaWorld) -> None:
@@ -91,14 +92,14 @@ def check_schedule(seed: int, *, servers: int = 3, replicas: int = 1, loss: floa
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.sampled_from([2, 3, 4]), st.sampled_from([0.0, 0.2]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(25), deadline=None)
 def test_no_acknowledged_write_is_lost_and_all_arcs_have_copies_in_the_end(seed, servers, loss):
     check_schedule(seed, servers=servers, loss=loss)
 
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=rounds(12), deadline=None)
 def test_two_copies_survive_two_deaths_after_each_other(seed):
     check_schedule(seed, servers=4, replicas=2)
 
@@ -122,7 +123,7 @@ def check_two_deaths(seed: int) -> ReplicaWorld:
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(40), deadline=None)
 def test_two_copies_survive_two_deaths_at_once(seed):
     check_two_deaths(seed)
 
@@ -167,7 +168,7 @@ def world_loss(seed: int) -> float:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=rounds(15), deadline=None)
 def test_slots_move_to_servers_that_join_and_from_those_that_are_drained_without_replicas_too(seed):
     check_moves_without_copies(seed)
 
@@ -452,7 +453,7 @@ def started_recorded(seed: int) -> RecordedReplicaWorld:
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=rounds(12), deadline=None)
 def test_a_scheduler_that_is_started_again_in_a_failover_or_a_move_completes_it(seed):
     check_recorded(seed)
 

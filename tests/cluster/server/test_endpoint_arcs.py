@@ -158,9 +158,9 @@ def contents(shard: _core.Shard) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("arcs", ARCS)
 def test_replies_and_rows_are_those_of_one_arc(arcs: str, mode: str) -> None:
     met = set()
-    for seed in range(4):
+    for seed in range(2):
         rng = np.random.default_rng([seed, len(arcs)])
-        one, many = (served(of, mode, mean=seed > 1, narrow=seed % 2 == 1) for of in ([(0, SLOTS)], ARCS[arcs]))
+        one, many = (served(of, mode, mean=seed == 1, narrow=seed == 0) for of in ([(0, SLOTS)], ARCS[arcs]))
         traffic = Traffic(rng)
         for event in range(500):
             rank, message = traffic.next()

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -18,6 +19,7 @@ from endpoint_peer import Frames, Reply, Worker, deliver, part_named, released
 from shoal import _core
 from shoal._core import Op, Status
 from table_specs import native_spec
+from tiers import rounds
 
 SLOTS = 8
 WIDTH = 1 << 61
@@ -354,4 +356,5 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=60)
+TestHistories.settings = settings(max_examples=rounds(150), stateful_step_count=60)
+TestHistories.pytestmark = [pytest.mark.rounds]

@@ -12,9 +12,12 @@ from shoal.errors import FencedError, MemoryBudgetExceededError, ServerLostError
 from sim.network import ROUGH
 from sim.schedules import counting, violations
 from sim.whole import Whole
+from tiers import rounds
+
+pytestmark = pytest.mark.rounds
 
 MODES = {"bsp": ("bsp", 0), "ssp(2)": ("ssp", 2), "asp": ("asp", 0)}
-SEEDS = 5
+SEEDS = rounds(12)
 LATE_MAP = 83  # a server refuses pushes, for its own place in the map has not come yet
 
 
@@ -107,6 +110,7 @@ def test_a_scheduler_that_dies_and_replays_its_inputs_changes_nothing_for_anybod
     assert generations >= SEEDS
 
 
+@pytest.mark.long
 def test_planted_an_order_result_that_is_not_recorded_is_found():
     class Forgetful(Whole):
         def record(self, entry):

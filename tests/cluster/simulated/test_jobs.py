@@ -49,7 +49,7 @@ def test_two_jobs_under_any_faults(seed):
             check(name, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bugs_of_jobs_are_found(name):
     kind, faults, found_by = PLANTED[name]

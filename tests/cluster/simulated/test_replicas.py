@@ -41,13 +41,12 @@ from sim.scenarios import LONG, SCENARIOS, Scenario, find_violations, prepare, r
 from sim.sweep import main, run_some
 from tiers import long_but
 
-# Of each plan a run under BSP, whose bits are known; of all of them together, and of random ones, all modes.
+# Under BSP, whose bits are known, plans that no other one contains; of random ones, all modes.
 SHORT = {
-    name
-    for name in SCENARIOS
-    if (name.endswith("/bsp/rough") and not name.startswith("saves-"))
-    or name.startswith("anything/")
-    or name in ("everything/ssp/rough", "everything/asp/rough", "budget/ssp/rough")
+    *(f"{plan}/bsp/rough" for plan in ("drain-join-kill", "disk", "pings", "moves", "saves", "tables", "kill-two")),
+    *(f"everything/{mode}/rough" for mode in ("bsp", "ssp", "asp")),
+    *(f"anything/{mode}" for mode in ("bsp", "ssp", "asp")),
+    "budget/ssp/rough",
 }
 SEEDS = {"everything": 3, "everything-2": 2, "saves-everything": 3, "anything": 5}  # of a plan; 1 of others
 FURTHER = [(name, seed) for name in SCENARIOS for seed in range(1, SEEDS.get(name.partition("/")[0], 1))]
@@ -77,7 +76,7 @@ def test_further_seeds_lose_nothing_and_do_nothing_twice(name, seed):
 def test_a_server_that_was_declared_dead_and_runs_on_acknowledges_nothing():
     """It is stopped for long, and its former workers repeat their requests there."""
     fenced = 0
-    for seed in range(10):
+    for seed in range(4):
         cluster = prepare(seed, Scenario(mode="asp"))
         stopped = []
 
@@ -89,7 +88,7 @@ def test_a_server_that_was_declared_dead_and_runs_on_acknowledges_nothing():
         cluster.run()
         assert find_violations(cluster) == [], f"seed {seed}"
         fenced += isinstance(stopped[0].fault, m.ErrorReply)
-    assert fenced >= 8
+    assert fenced >= 3
 
 
 @pytest.mark.long
@@ -132,8 +131,8 @@ def test_every_invariant_has_a_planted_bug():
 
 @pytest.mark.slow
 def test_a_sweep_counts_its_runs_and_faults(capsys):
-    assert main(["--seeds", "2", "--scenario", "kill/asp/calm"]) == 0
-    assert "2 runs, 2 faults, 0 failures, " in capsys.readouterr().out  # after progress, if it took long
+    assert main(["--seeds", "1", "--scenario", "kill/asp/calm"]) == 0
+    assert "1 runs, 1 faults, 0 failures, " in capsys.readouterr().out  # after progress, if it took long
 
 
 def test_a_sweep_names_the_scenario_and_the_seed_of_a_failure(monkeypatch):

@@ -17,6 +17,7 @@ from shoal.cluster.protocol.curve import Guard, Keys, make_keys
 from shoal.cluster.server.data_loop import start_loop
 from shoal.cluster.worker.channel import Channel, CurveKeys, Role, WorkerIdentity
 from table_specs import native, table_spec
+from tiers import long_after
 from wires import Faults, Wire
 
 SLOTS = 16
@@ -118,7 +119,7 @@ def test_cut_connections_lose_no_push_and_apply_none_twice(seed):
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "curve"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", long_after(1, range(6)))
 def test_changed_and_missing_bytes_lose_no_push_and_apply_none_twice(seed, secured, folder, quick):
     print("seed", seed)
     faults = []

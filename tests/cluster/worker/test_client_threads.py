@@ -408,7 +408,7 @@ def test_a_forked_child_may_look_at_calls_that_were_done_while_the_parent_is_bus
         for thread in threads:
             thread.start()
         try:
-            for _ in range(40):
+            for _ in range(15):
                 assert in_child(look) == "fine"
         finally:
             stop.set()
