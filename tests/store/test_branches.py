@@ -177,7 +177,7 @@ def test_forks_in_the_midst_of_other_threads_calls_never_hang() -> None:
         for thread in threads:
             thread.start()
         try:
-            for _ in range(15):
+            for _ in range(8):
                 assert store.fork(work).result(PATIENCE)
         finally:
             stop.set()

@@ -158,7 +158,7 @@ def test_forks_in_the_midst_of_other_threads_pushes_never_hang():
         for thread in threads:
             thread.start()
         try:
-            for _ in range(25):
+            for _ in range(10):
                 assert in_child(work) == "fine"
         finally:
             stop.set()
@@ -179,7 +179,7 @@ def test_a_fork_in_the_midst_of_a_save_never_hangs(tmp_path):
         thread = threading.Thread(target=busy)
         thread.start()
         try:
-            for _ in range(10):
+            for _ in range(5):
                 answer = in_child(lambda: says_whose_store_it_is(lambda: table.push(KEYS, ONES)))
                 assert answer.startswith("WrongProcessError")
         finally:
@@ -227,7 +227,7 @@ def test_a_fork_in_the_midst_of_a_load_never_hangs(tmp_path):
         for thread in threads:
             thread.start()
         try:
-            for _ in range(25):
+            for _ in range(10):
                 assert in_child(work) == "fine"
         finally:
             stop.set()
