@@ -7,6 +7,7 @@ import pytest
 
 from shoal import FTRL, LogisticRegression
 from shoal.data import read_arrow, read_csv, read_libsvm, read_parquet, read_vw
+from tiers import long_after
 
 
 @pytest.mark.parametrize(
@@ -16,11 +17,11 @@ from shoal.data import read_arrow, read_csv, read_libsvm, read_parquet, read_vw
         ("a9a.t.xz", 16_281, 225_731, 3_846),
         ("agaricus.txt.train.xz", 6_513, 143_286, 3_140),
         ("agaricus.txt.test.xz", 1_611, 35_442, 776),
-        ("ijcnn1.trn.bz2", 49_990, 649_870, 4_853),
+        pytest.param("ijcnn1.trn.bz2", 49_990, 649_870, 4_853, marks=pytest.mark.long),
         ("reuters_moneyfx.trn.bz2", 7_770, 339_837, 538),
     ],
 )
-@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("num_splits", long_after(1, [3, 1]))
 def test_a_real_file_has_its_rows_features_and_positive_labels(shoal_data, name, rows, features, positive, num_splits):
     path = shoal_data / "libsvm" / name
     if not path.exists():
