@@ -206,6 +206,21 @@ def _unblock() -> None:
             del sys.modules[name]
 
 
+def _quicken() -> None:
+    """Have rates be measured on a small sample: a page shows how, not how high they are."""
+    from shoal.tools import jobs, sizing
+
+    jobs._SAMPLE_FEATURES = 1_000_000
+    sizing.measure_rates.__kwdefaults__["sample_bytes"] = 8 << 20
+
+
+def _prepare() -> None:
+    """Have a command be that of the page: with the page's modules, and soon done."""
+    _unblock()
+    if "shoal.tools.jobs" in sys.modules:
+        _quicken()
+
+
 # Of an environment without some extras: Python's start reads which modules there are not.
 BLOCKER = """\
 import os, sys
@@ -249,7 +264,9 @@ def _main(page: Path) -> None:
     modules = ["shoal.cli", "shoal.models"]
     if ["train", "ctr"] in [words[:2] for words in called] and sys.modules.get("torch", True):
         modules += ["shoal.torch.config", "torch._dynamo"]
-    with preloaded(modules, _unblock) if called else contextlib.nullcontext():
+    if "estimate" in [words[0] for words in called]:
+        modules.append("shoal.tools.jobs")
+    with preloaded(modules, _prepare) if called else contextlib.nullcontext():
         print(f"{run(page)} blocks ran")
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 import shoal
 from shoal.base.sizes import parse_bandwidth
 from shoal.cli import main
-from shoal.tools import jobs
+from shoal.tools import jobs, sizing
 
 RATES = shoal.tools.JobRates(
     parsed_per_second=1e8,
@@ -121,7 +121,8 @@ def test_other_text_is_no_rate_of_a_network(text):
         parse_bandwidth(text)
 
 
-def test_rates_are_measured():
+def test_rates_are_measured(monkeypatch):
+    monkeypatch.setattr(jobs, "_SAMPLE_FEATURES", 1_000_000)
     rates = shoal.tools.measure_job_rates(batch_size=1024, features=10, distinct=0.5)
     assert 10 < rates.bytes_per_key < 40  # key and weight, key and gradient: 24, where nothing is encoded
     assert all(value > 0 for value in structs.asdict(rates).values())
@@ -130,6 +131,7 @@ def test_rates_are_measured():
 def test_the_command_tells_rate_bound_and_servers_and_uses_rates_again(tmp_path, monkeypatch, capsys):
     file = tmp_path / "rates.json"
     monkeypatch.setattr(jobs, "measure_job_rates", lambda **_: RATES)
+    monkeypatch.setitem(sizing.measure_rates.__kwdefaults__, "sample_bytes", 4 << 20)
     asked = ["estimate", "--keys", "1000", "--servers", "1", "--workers", "3", "--batch-size", "100000"]
     asked += ["--features", "10", "--distinct", "0.4", "--consistency", "asp"]
     assert main([*asked, "--json"]) == 0
