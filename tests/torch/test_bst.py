@@ -171,7 +171,7 @@ def test_a_fit_has_the_same_bits_every_time(rng):
     items = Items(torch.from_numpy(rng.integers(0, 9, int(lengths.sum()))), offsets)
     x, labels = Inputs(keys, sequences={"seen": items}), torch.from_numpy(rng.integers(0, 2, n).astype(np.float32))
     found = []
-    for _ in range(3):
+    for _ in range(2):
         torch.manual_seed(2)
         with shoal.local(threads=2) as store:
             model = BST(shoal.torch.tables(store, shoal.Adagrad(lr=0.1)), features, dropout=0.2, **HOW)
@@ -182,7 +182,6 @@ def test_a_fit_has_the_same_bits_every_time(rng):
                 optimizer.step()
             found.append(wide(model.eval()(x)))
     np.testing.assert_array_equal(found[1], found[0])
-    np.testing.assert_array_equal(found[2], found[0])
 
 
 @pytest.mark.parametrize(

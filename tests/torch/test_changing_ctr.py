@@ -24,6 +24,7 @@ from shoal.base.interrupts import Terminated  # noqa: E402
 from shoal.models import fitting, training  # noqa: E402
 from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
+from tiers import long_after  # noqa: E402
 
 EXAMPLES, BATCH, SERVERS = 480, 8, 2
 DRAWING = threading.Lock()  # torch's random numbers are the process's, and workers are threads here
@@ -111,14 +112,17 @@ def work(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dense", "least", "mode", "staleness"),
-    [
-        ("allreduce", 1, shoal.BSP(), 0),
-        ("allreduce", 1, shoal.BSP(), 2),
-        ("allreduce", 2, shoal.BSP(), 0),
-        ("allreduce", 2, shoal.ASP(), 0),
-        ("servers", 1, shoal.BSP(), 0),
-        ("servers", 1, shoal.BSP(), 2),
-    ],
+    long_after(
+        3,
+        [
+            ("allreduce", 1, shoal.BSP(), 2),
+            ("allreduce", 2, shoal.ASP(), 0),
+            ("servers", 1, shoal.BSP(), 2),
+            ("allreduce", 1, shoal.BSP(), 0),
+            ("allreduce", 2, shoal.BSP(), 0),
+            ("servers", 1, shoal.BSP(), 0),
+        ],
+    ),
     ids=str,
 )
 def test_workers_that_join_take_part_and_the_dense_part_goes_on(

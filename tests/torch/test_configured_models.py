@@ -11,8 +11,10 @@ import shoal  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.torch.config import build, load, read, schema_of  # noqa: E402
 from shoal.torch.models import MODELS  # noqa: E402
+from tiers import long_but  # noqa: E402
 
 LABEL, LABELS = 'label = "click"', 'labels = { ctr = "click", cvr = "conv" }'
+USUAL = ("lr", "deepfm", "bst", "mmoe", "two_tower")
 SEVERAL, DENSELESS = ("mmoe", "ple", "esmm"), ("lr", "fm", "fwfm")
 
 
@@ -49,7 +51,7 @@ def config(log: Path, name: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", long_but(USUAL, list(MODELS)))
 def test_the_command_trains_a_model_that_is_loaded_to_the_bit(name, log, tmp_path, capsys):
     path, out = tmp_path / "ctr.toml", str(tmp_path / "model")
     path.write_text(config(log, name))

@@ -24,6 +24,7 @@ from paths import SUPPORT
 
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
+import fork_server  # noqa: E402
 import shoal  # noqa: E402
 from allreduce_worker import EPOCHS, POINTS  # noqa: E402
 from click_config import ADAGRAD, ADAM, click_config  # noqa: E402
@@ -138,7 +139,7 @@ def test_a_fit_resumed_after_a_death_has_the_bits_of_the_undisturbed_one(
         assert running.results() == undisturbed
 
 
-@pytest.mark.parametrize("replacement_seconds", [0.0, 60.0])
+@pytest.mark.parametrize("replacement_seconds", [0.0, 10.0])
 def test_a_death_in_a_step_ends_the_others_before_the_scheduler_notices_it(
     replacement_seconds: float, config: Path, tmp_path: Path
 ) -> None:
@@ -166,7 +167,7 @@ def test_a_worker_that_hangs_in_a_step_is_noticed_by_its_heartbeats(config: Path
             assert re.search(r"WorkerLostError: worker 1 of 3 .*--resume", running.error(rank))
 
 
-@pytest.mark.usefixtures("true_starts")
+@pytest.mark.long  # 35 s of processes that import torch; each of its parts is in a shorter test
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
 def test_launch_restarts_a_fit_whose_worker_was_killed_from_its_checkpoint(config: Path, tmp_path: Path) -> None:
     results = []
@@ -176,9 +177,10 @@ def test_launch_restarts_a_fit_whose_worker_was_killed_from_its_checkpoint(confi
         launch = [*command, "launch", "--servers", "2", "--workers", "2", "--restarts", "1"]
         train = [*command, "train", "ctr", "--cluster", "--config", str(config), "--output", str(out), "--quiet"]
         train += ["--resume"]
-        process = subprocess.Popen(
-            [*launch, *train], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        with fork_server.true_starts() if is_killed else contextlib.nullcontext():
+            process = subprocess.Popen(
+                [*launch, *train], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
         while is_killed and not (out / "model.json").exists():
             assert process.poll() is None
             time.sleep(0.02)

@@ -37,7 +37,7 @@ SEVERAL, DENSELESS = ("mmoe", "ple", "esmm"), ("lr", "fm", "fwfm")
 
 
 (RUNTIME,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
-USUAL = ("deepfm", "din", "mmoe", "two_tower")  # of every border between rows and network one
+USUAL = ("mmoe", "two_tower")  # of every border between rows and network, with DIN and DeepFM below
 
 
 @pytest.fixture(scope="module")

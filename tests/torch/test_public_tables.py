@@ -21,7 +21,7 @@ def test_each_file_is_a_configuration(path):
     assert read(path).train.batch_size == 4096
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_logistic_regression_reaches_the_published_auc_on_frappe(shoal_data, tmp_path):
     data = shoal_data / "frappe"
     if not data.is_dir():

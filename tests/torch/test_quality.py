@@ -5,6 +5,8 @@ bench/bench_ctr_quality.py does this with all models on real data.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ torch = pytest.importorskip("torch", reason="the models are torch's: requirement
 
 from shoal.torch.inputs import Inputs, Items  # noqa: E402
 from shoal.torch.models import MODELS as CLICK_MODELS  # noqa: E402
+from tiers import long_after  # noqa: E402
 
 FIELDS, EACH, BATCH, STEPS, DIM = 4, 60, 128, 80, 8
 INIT = shoal.Normal(0.01, seed=3)
@@ -30,6 +33,8 @@ MODELS = {
     "deepfm": {"dim": DIM, "hidden": (32, 16)},
     "din": {"dim": DIM, "hidden": (32, 16), "attention": (16,)},
 }
+# Each model and each rule once, then the others.
+PAIRS = sorted(itertools.product(MODELS, RULES), key=lambda pair: pair not in zip(MODELS, RULES, strict=True))
 
 
 class Numbered(torch.nn.Module):
@@ -127,8 +132,7 @@ def over_torch(name, store, rule, theirs, batches, keys):
     return learned(model, batches, lambda _: torch.enable_grad(), stepping(*optimizers))
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "rule"), long_after(3, PAIRS))
 def test_losses_are_those_of_torchs_own_embeddings(one_thread, click_log, name, rule):
     batches, keys = click_log
     ours, theirs = RULES[rule]

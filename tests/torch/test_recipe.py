@@ -21,7 +21,7 @@ from shoal.torch.click_model import ClickModel  # noqa: E402
 from shoal.torch.config import build, parse  # noqa: E402
 from shoal.torch.recipe import DenseSteps, Recipe, recipe_of  # noqa: E402
 from stores import together  # noqa: E402
-from tiers import long_after  # noqa: E402
+from tiers import long_after, long_but  # noqa: E402
 
 BATCH = 60
 CLIPPED = 0.02  # below the norms of the gradients of most steps
@@ -292,7 +292,9 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", long_but(["clipped and scheduled", "plateau on servers", "averages and patience"], list(RECIPES))
+)
 @pytest.mark.parametrize("stop", long_after(1, [25, 9, 47]))  # within passes 3, 1 and 5
 def test_a_resumed_fit_has_the_bits_of_one_that_never_stopped(clicks, tmp_path, recipe, stop):
     train, how = RECIPES[recipe]

@@ -790,7 +790,7 @@ def test_train_ctr_writes_its_run_by_the_callbacks_of_other_models(clicks, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("staleness", long_after(1, [2, 0]))
 def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_path, staleness):
     raw = configured(clicks, train={"staleness": staleness}, tables={"expire": TWO_RULES})
     got = []
