@@ -72,7 +72,7 @@ def test_a_chain_of_version_3_reads_as_it_was_written():
 
 
 def test_the_worked_example_of_the_documentation_is_what_is_written(tmp_path):
-    with shoal.local() as store:
+    with shoal.local(slots=1024) as store:
         store.table("example").push(np.array([7], np.uint64), np.array([0.5], np.float32)).result()
         store.save(tmp_path)
     (file,) = tmp_path.glob("*.slots")

@@ -21,6 +21,7 @@ from places import BUCKET, after_writes, full_disk, interrupt, options, somebody
 from shoal.storage.base import StorageDir
 from shoal.storage.open import open_dir
 from stores import opened
+from tiers import everywhere
 
 pytestmark = pytest.mark.slow
 
@@ -145,7 +146,7 @@ def test_a_save_replaces_the_checkpoint_that_is_there_and_what_a_killed_one_left
 # ---- cut off ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 30])
+@pytest.mark.parametrize(("where", "count"), everywhere(2, [30, 1, 2, 9]), indirect=["where"])
 def test_a_save_that_is_interrupted_leaves_what_was_there(where: Where, s3: str, tmp_path: Path, count: int) -> None:
     where.save(1.0)
     before = where.place.names()
@@ -196,7 +197,7 @@ def test_a_connection_that_is_lost_while_loading_loads_nothing(s3: str, wire: Wi
 # ---- two writers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there_before", [False, True])
+@pytest.mark.parametrize(("where", "there_before"), everywhere(1, [True, False]), indirect=["where"])
 def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(where: Where, there_before: bool) -> None:
     if there_before:
         where.save(9.0)

@@ -25,7 +25,7 @@ def test_an_export_of_version_1_reads_as_it_was_written(version):
 
 def test_the_worked_example_of_the_documentation_is_what_is_written(tmp_path):
     text = (ROOT / "docs" / "export-format.md").read_text()
-    with shoal.local() as store:
+    with shoal.local(slots=1024) as store:
         table = store.table("example", optimizer=shoal.SGD(lr=1.0))
         table.push(np.array([7], np.uint64), np.array([-0.5], np.float32)).result()
         store.export(tmp_path)
