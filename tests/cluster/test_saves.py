@@ -391,7 +391,7 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
 
     start_loop = cluster_standin.start_loop
     monkeypatch.setattr(cluster_standin, "start_loop", through_a_wire)
-    with cluster(2, slots=SLOTS) as made, joined(made.address, 1, timeout=6.0) as (store,):
+    with cluster(2, slots=SLOTS) as made, joined(made.address, 1, timeout=4.0) as (store,):
         clocks(store, 0, 3)
         may.set()
         store.save(tmp_path)

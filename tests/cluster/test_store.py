@@ -438,7 +438,7 @@ def test_nobody_there_and_somebody_missing_are_told_apart(made):
     with joined(made.address, 1):
         pass  # so all servers are there
     with pytest.raises(shoal.DeadlineExceededError, match="1 of 2 workers"):
-        shoal.connect(made.address, workers=2, timeout=3.0)
+        shoal.connect(made.address, workers=2, timeout=1.5)
     with pytest.raises(shoal.NotConnectedError, match="no scheduler answers"):
         shoal.connect("tcp://127.0.0.1:9", timeout=0.3)
     with pytest.raises(shoal.NotConnectedError, match=r"the name 'no-such-host.invalid' cannot be resolved .*; check"):

@@ -453,7 +453,7 @@ def started_recorded(seed: int) -> RecordedReplicaWorld:
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32))
-@settings(max_examples=rounds(12), deadline=None)
+@settings(max_examples=rounds(10), deadline=None)
 def test_a_scheduler_that_is_started_again_in_a_failover_or_a_move_completes_it(seed):
     check_recorded(seed)
 
