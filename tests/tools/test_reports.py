@@ -91,15 +91,14 @@ def read(path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The axes of the charts that reports draw, by the label of their y axis."""
+    """The axes of the charts that reports draw, by the label of their y axis; none is written, which takes long."""
     seen = {}
-    encoded = charts.svg
 
     def svg(draw, **how):
         _, (axes,) = charts.figure()
         draw(axes)
         seen[axes.get_ylabel()] = axes
-        return encoded(draw, **how)
+        return b"<svg></svg>"
 
     monkeypatch.setattr(charts, "svg", svg)
     return seen
@@ -185,6 +184,7 @@ def test_after_early_stopping_the_validation_of_the_kept_pass_is_shown(rng, trai
     assert [row for row in page.texts("td") if "kept" in row] == [f"{best}, kept"]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_largest_weights_come_first_under_their_names(saved):
     with LogisticRegression.load(saved) as model:
         keys, weights = model.weights()
@@ -216,6 +216,7 @@ def test_a_calibrated_model_is_not_shown_with_figures_from_before_without_a_word
     np.testing.assert_array_equal(curves(drawn[SHARE]), [deciles])
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
     def write(name, lines):
         (tmp_path / name).write_text("".join(f"{a % 2} {a}:1 {b}:1\n" for a, b in rng.integers(1, 9, (lines, 2))))
@@ -247,6 +248,7 @@ def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
     assert {("1", "hour-0"), ("2", "hour-1")} <= set(itertools.pairwise(cells))
 
 
+@pytest.mark.usefixtures("drawn")
 def test_columns_and_interactions_are_told(tmp_path, capsys):
     (tmp_path / "t.tsv").write_text("y\ta\tb\tc\n1\tx\tz\t2\n0\ty\tz\t1\n")
     how = {"label": "y", "categorical": ["a", "b"], "numeric": ["c"], "interactions": ["a", "b", "c"], "sep": "\t"}
@@ -286,6 +288,7 @@ def test_of_many_passes_the_latest_are_told_and_each_is_a_point(train, tmp_path,
     assert "44, with the same settings" in cells
 
 
+@pytest.mark.usefixtures("drawn")
 def test_names_that_were_saved_with_the_model_are_shown(saved):
     with LogisticRegression.load(saved) as model:
         keys, _ = model.top(3)
@@ -324,6 +327,7 @@ def test_one_class_no_examples_and_a_model_that_predicts_one_number(train, tmp_p
     assert [len(line) for line in curves(drawn[SHARE])] == [1]
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     "hostile", ["<script>alert(1)</script>", "\"><img src=x onerror='alert(1)'>", "a&amp;b</title>"]
 )
@@ -344,6 +348,7 @@ def test_hostile_names_are_text(train, tmp_path, hostile):
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_page_lies_in_the_model_which_can_be_replaced_and_reported_again(saved, train):
     first = shoal.tools.report(saved)
     assert first == saved / "report.html"
