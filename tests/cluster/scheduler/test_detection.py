@@ -375,9 +375,9 @@ def test_a_killed_server_is_lost_at_once_with_the_reason(threads):
 @pytest.mark.slow
 def test_the_others_go_on_at_once_when_a_worker_is_killed():
     with (
-        local_cluster.running(1, workers=2, heartbeat=20.0, timeout=TIMEOUT) as cluster,
+        local_cluster.running(1, workers=2, heartbeat=6.0, timeout=TIMEOUT) as cluster,
         pusher(cluster.address) as victim,
-        shoal.connect(cluster.address, workers=2, rank=0, timeout=80.0) as store,  # less than five heartbeats
+        shoal.connect(cluster.address, workers=2, rank=0, timeout=24.0) as store,  # less than five heartbeats
     ):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0))
         for _ in range(20):
