@@ -76,14 +76,14 @@ def test_a_fit_has_the_rate_of_its_first_model_through_its_passes():
 
 
 def test_the_memory_of_a_monitor_is_bounded_and_forgets_members():
-    monitor = observed(*np.arange(0.0, 1200.0, 1.0))
+    monitor = observed(*np.arange(0.0, 600.0, 1.0))
     assert len(monitor.view["history"]["seconds"]) <= 450
     assert max(map(len, monitor._samples.values())) < 20
-    monitor.observe(STATUS, [], 1201.0)
+    monitor.observe(STATUS, [], 601.0)
     assert not monitor._samples
     assert monitor.view["servers"][0]["keys_per_second"] == 0
-    again = MemberFigures(b"t", "server", 0, 1202.0, figures(1.0, {}))  # its counters begin again
-    monitor.observe(STATUS, [again], 1202.0)
+    again = MemberFigures(b"t", "server", 0, 602.0, figures(1.0, {}))  # its counters begin again
+    monitor.observe(STATUS, [again], 602.0)
     assert monitor.view["servers"][0]["keys_per_second"] == 0
 
 

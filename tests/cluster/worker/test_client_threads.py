@@ -277,7 +277,7 @@ def test_no_thread_sleeps_on_when_its_answer_has_come_also_while_the_gil_is_held
                 stop.wait(0.002)
 
         def pulls(number):
-            for _ in range(100):
+            for _ in range(40):
                 assert not begin_pull(client, range(number, 3 * number + 1)).result().any()
             return number
 
