@@ -32,6 +32,10 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 # Idle threads of OpenMP do not spin: the processes of the tests share the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# As scikit-learn sets them when it is imported: programs that start with others than those before are not forked.
+os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
+os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
+
 # Nothing below can see what reaches the disk, and thousands of tables are saved: a file need not be written there.
 os.fsync = lambda file: os.fstat(file)  # which refuses a closed one
 

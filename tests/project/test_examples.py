@@ -82,7 +82,7 @@ def test_ctr_deepfm_trains_stops_early_and_keeps_the_best(tmp_path, monkeypatch)
 
 
 def test_lda_recovers_the_topics_and_is_as_good_as_scikit_learn():
-    out = run("lda.py")
+    out = run("lda.py", "--sweeps", 25)
     found = re.findall(r"^(\S+) +perplexity ([\d.]+), (\d+) of 10 topics recovered$", out, re.MULTILINE)
     (_, truth, _), (_, ours, topics), (_, peer, _) = found
     assert [name for name, *_ in found] == ["truth", "shoal", "scikit-learn"]
@@ -92,7 +92,7 @@ def test_lda_recovers_the_topics_and_is_as_good_as_scikit_learn():
 
 
 def test_killed_comes_to_the_same_bits():
-    out = run("killed.py", "--kills", 2)
+    out = run("killed.py", "--kills", 2, "--examples", 5000)
     assert re.match(r"kill 1: .+, seed \d+\n", out)
     assert out.endswith("the same bits\n")
 

@@ -48,7 +48,7 @@ def filled(store, keys, **description):
 )
 def test_memory_and_checkpoint_are_within_a_tenth_of_those_of_a_table_that_is_made(keys, description, tmp_path):
     plan = shoal.tools.estimate(keys, **description)
-    with shoal.local() as store:
+    with shoal.local(slots=1024) as store:
         table = filled(store, keys, **description)
         assert plan.table_bytes == pytest.approx(table.stats().bytes, rel=0.1)
         assert plan.bytes_per_key == plan.table_bytes / keys
