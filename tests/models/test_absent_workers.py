@@ -14,6 +14,7 @@ from killed_workers import Calls, KilledError, run
 from shoal.errors import WorkerLostError
 from shoal.models import Checkpointing
 from stores import one_by_one
+from tiers import long_after
 
 
 def batches(rank):
@@ -162,8 +163,7 @@ def optimum(store, delay):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0, 2])
-@pytest.mark.parametrize("part", [0.1, 1.0], ids=["in the first passes", "in any pass"])
+@pytest.mark.parametrize(("part", "delay"), long_after(2, [(0.1, 0), (1.0, 2), (0.1, 2), (1.0, 0)]))
 def test_a_replaced_worker_of_a_solver_finds_the_optimum(part, delay):
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)

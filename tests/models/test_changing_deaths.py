@@ -29,7 +29,7 @@ from shoal.models import Checkpointing, EarlyStopping, fitting
 from shoal.models.progress import Progress
 from shoal.models.progress_rows import ProgressRows, key
 from shoal.models.team import Team
-from tiers import long_but
+from tiers import long_after, long_but
 
 EXAMPLES, BATCH, EPOCHS = 240, 8, 2
 
@@ -244,7 +244,7 @@ def test_a_leader_that_dies_in_a_second_fit_leaves_it_to_the_next(
 @pytest.mark.slow
 @pytest.mark.usefixtures("true_starts")
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
-@pytest.mark.parametrize("what", ["lr", "ctr"])
+@pytest.mark.parametrize("what", long_after(1, ["lr", "ctr"]))
 def test_a_killed_process_is_started_again_and_each_example_counts_once(what: str, log: Path, tmp_path: Path) -> None:
     """SIGKILL at a random moment, of either of the two workers that there must be."""
     if what == "ctr":

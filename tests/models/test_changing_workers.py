@@ -38,7 +38,7 @@ from shoal.cluster.protocol.status import GetStatus, StatusReply
 from shoal.config import ConnectConfig
 from shoal.models import Checkpointing, fitting
 from shoal.models.model import Model
-from tiers import long_after
+from tiers import long_after, long_but
 
 EXAMPLES, BATCH, SERVERS = 480, 8, 2
 
@@ -409,7 +409,9 @@ def test_processes_join_a_launched_fit_and_leave_it_by_sigterm(log: Path, tmp_pa
 @pytest.mark.slow
 @pytest.mark.usefixtures("true_starts")
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
-@pytest.mark.parametrize("workers", ["1:2", "2:2"], ids=["enough are left", "too few are left"])
+@pytest.mark.parametrize(
+    "workers", long_but(["enough are left"], {"enough are left": "1:2", "too few are left": "2:2"})
+)
 def test_a_launched_fit_goes_on_when_one_of_its_workers_is_killed(workers: str, log: Path, tmp_path: Path) -> None:
     """With one of 1:2 left it goes on by itself; with one of 2:2 left when another one comes."""
     piped: dict[str, Any] = {"cwd": tmp_path, "stdout": PIPE, "stderr": STDOUT, "text": True}

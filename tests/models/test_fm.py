@@ -14,6 +14,7 @@ from shoal import FTRL, SGD, Adagrad, Batch, FactorizationMachine, LogisticRegre
 from shoal.metrics import measure
 from shoal.models import BIAS_KEY, EarlyStopping
 from textbook import cut, make_batch
+from tiers import long_after
 
 
 class Oracle:
@@ -81,7 +82,7 @@ def planted_pairs(rng, n, fields=4, each=12, linear=0.3):
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("size", long_after(1, [7, 1, 64]))
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("dim", [1, 3, 8])
 def test_it_learns_what_the_float64_oracle_learns(rng, size, values, dim):

@@ -32,7 +32,7 @@ from shoal.storage.local import LocalDir
 from shoal.storage.object_store import RemoteDir
 from shoal.storage.open import open_dir
 from stores import opened
-from tiers import long_after
+from tiers import everywhere, long_after
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +161,8 @@ def test_a_cluster_saves_a_model_to_s3_and_loads_it(s3: str, tmp_path: Path) -> 
 # ---- cut off ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 9, 18])  # the slot file's header, one of its 16 sections, the names behind it
+# One of the slot file's 16 sections, its header, the names behind it.
+@pytest.mark.parametrize(("place", "count"), everywhere(1, [9, 1, 18]), indirect=["place"])
 def test_a_save_that_is_interrupted_leaves_what_was_there(
     place: StorageDir, s3: str, tmp_path: Path, count: int
 ) -> None:
@@ -213,7 +214,7 @@ def at_the_model(monkeypatch: pytest.MonkeyPatch, what: Callable[[Callable[[], N
         monkeypatch.setattr(kind, "publish", publish)
 
 
-@pytest.mark.parametrize("there_before", [False, True])
+@pytest.mark.parametrize(("place", "there_before"), everywhere(1, [True, False]), indirect=["place"])
 def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(
     place: StorageDir, monkeypatch: pytest.MonkeyPatch, there_before: bool
 ) -> None:

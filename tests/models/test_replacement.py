@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+import fork_server
 import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import Cluster, cluster
@@ -210,9 +211,8 @@ def test_a_replacement_continues_all_models_of_a_grid(log: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("true_starts")
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
-@pytest.mark.parametrize("more", [[], ["--classes", "3"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--classes", "3"], marks=pytest.mark.long)])
 def test_killed_worker_processes_are_started_again_and_the_fit_has_the_same_bits(
     log: Path, tmp_path: Path, more: list[str]
 ) -> None:
@@ -229,7 +229,10 @@ def test_killed_worker_processes_are_started_again_and_the_fit_has_the_same_bits
         command += ["--output", str(out)]
         command += ["--batch-size", "4", "--epochs", "6", "--checkpoint-every", "20", "--resume", "--quiet"]
         command += more
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with fork_server.true_starts() if kills else contextlib.nullcontext():
+            process = subprocess.Popen(
+                command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
         for _ in range(kills):
             victim = None
             while victim is None and process.poll() is None:

@@ -126,7 +126,7 @@ FITS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", long_but(["lr, patient", "classes"], FITS.keys()))
+@pytest.mark.parametrize("kind", long_but(["lr, patient"], FITS.keys()))
 def test_a_fit_of_two_workers_that_goes_on_has_the_bits_of_one_that_never_stopped(
     log: Path, tmp_path: Path, kind: str
 ) -> None:

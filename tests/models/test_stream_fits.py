@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+import fork_server
 import shoal
 from changing_workers import CountedRegression, Span
 from changing_workers import run as changing
@@ -339,7 +340,6 @@ def kill(launcher: int, role: str, draw: random.Random) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("true_starts")
 def test_killed_processes_change_no_bit(servers: str, tmp_path: Path) -> None:
     """SIGKILL of workers and of a server: the model is that of the same lines in files."""
     each = 1200
@@ -352,7 +352,10 @@ def test_killed_processes_change_no_bit(servers: str, tmp_path: Path) -> None:
     found = []
     for data in [f"{tmp_path}/0", f"{tmp_path}/1"], [f"kafka://{servers}/bits{seed}?until=end"]:
         out = tmp_path / f"model{len(found)}"
-        with launched(2, data, out, "--batch-size", "2", "--max-delay", "1000", "--resume", *EVERY) as process:
+        with (
+            fork_server.true_starts() if found else nullcontext(),
+            launched(2, data, out, "--batch-size", "2", "--max-delay", "1000", "--resume", *EVERY) as process,
+        ):
             for role in ("worker", "server", "worker") if found else ():
                 wait_for_checkpoint(out, process)
                 time.sleep(draw.uniform(0.0, 1.0))
@@ -373,7 +376,7 @@ def test_an_endless_fit_counts_each_message_once_over_kills_a_stop_and_a_resume(
     draw = random.Random(seed := random.SystemRandom().randrange(1 << 32))
     print("seed", seed)
     out, sent, topic_url = tmp_path / "model", 0, f"kafka://{servers}/endless{seed}"
-    for workers, roles in ((2, ("worker", "server", "scheduler", "worker")), (3, ()), (1, ("server",))):
+    for workers, roles in ((2, ("worker", "server", "scheduler")), (3, ())):
         more = ["--batch-size", "16", "--max-delay", "0.1", "--resume", *EVERY]
         with HeldPort() as held, ExitStack() as stack:
             options = ["--scheduler", held.address, "--storage-roots", str(tmp_path)]
