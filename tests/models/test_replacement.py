@@ -210,9 +210,10 @@ def test_a_replacement_continues_all_models_of_a_grid(log: Path) -> None:
     assert all(found[0][2] == [EXAMPLES] * 2 for found, _ in whole)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds a process as Linux shows it")
-@pytest.mark.parametrize("more", [[], pytest.param(["--classes", "3"], marks=pytest.mark.long)])
+@pytest.mark.parametrize("more", [[], ["--classes", "3"]])
 def test_killed_worker_processes_are_started_again_and_the_fit_has_the_same_bits(
     log: Path, tmp_path: Path, more: list[str]
 ) -> None:

@@ -339,6 +339,7 @@ def kill(launcher: int, role: str, draw: random.Random) -> list[int]:
     return [one.pid]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_killed_processes_change_no_bit(servers: str, tmp_path: Path) -> None:
     """SIGKILL of workers and of a server: the model is that of the same lines in files."""

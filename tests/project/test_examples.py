@@ -81,6 +81,7 @@ def test_ctr_deepfm_trains_stops_early_and_keeps_the_best(tmp_path, monkeypatch)
     assert (tmp_path / "clicks" / "model.json").is_file()
 
 
+@pytest.mark.long
 def test_lda_recovers_the_topics_and_is_as_good_as_scikit_learn():
     out = run("lda.py", "--sweeps", 25)
     found = re.findall(r"^(\S+) +perplexity ([\d.]+), (\d+) of 10 topics recovered$", out, re.MULTILINE)
@@ -91,6 +92,7 @@ def test_lda_recovers_the_topics_and_is_as_good_as_scikit_learn():
     assert float(ours) < float(peer) * 1.005
 
 
+@pytest.mark.long
 def test_killed_comes_to_the_same_bits():
     out = run("killed.py", "--kills", 2, "--examples", 5000)
     assert re.match(r"kill 1: .+, seed \d+\n", out)
@@ -290,6 +292,7 @@ def test_the_small_cnn_of_two_workers_has_the_losses_of_plain_sgd():
     np.testing.assert_allclose(sizes @ losses / sizes.sum(), expected, rtol=2e-5)
 
 
+@pytest.mark.long
 def test_a_click_model_with_its_tower_on_the_servers_is_learned_by_two_workers():
     pytest.importorskip("torch", reason="torch is an extra")
     lines = launched("torch_dense.py", "--optimizer", "adagrad", servers=1, workers=2)

@@ -702,7 +702,7 @@ def until_it_stands(out: Path | StorageDir, process: subprocess.Popen, examples:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", long_after(1, ["s3", "local"]))
+@pytest.mark.parametrize("where", long_after(1, ["local", "s3"]))
 def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, request, where):
     out, more = open_dir(tmp_path / "killed"), {}
     if where == "s3":
