@@ -90,5 +90,5 @@ def test_every_command_loads_a_model_whose_limits_are_below_the_usual_number_of_
 
 def test_a_checkpoint_that_does_not_fit_a_store_names_the_remedy(examples, tmp_path):
     assert train(examples, tmp_path / "m", "--slots", "16", "--expire", "rows:100") == 0
-    with shoal.local() as store, pytest.raises(ValueError, match="make the store with fewer slots"):
+    with shoal.local(slots=1024) as store, pytest.raises(ValueError, match="make the store with fewer slots"):
         shoal.load(tmp_path / "m", store=store)

@@ -159,7 +159,7 @@ def _refuses_rows_alone(folder, part):
     """Check that no delta has new rows of the model `m` beside the older `part` of the export `e`."""
     (rows,) = (folder / "m").glob("checkpoint-*")
     message = f"has a model with a {part}, which new rows do not match: call model.export, or save the model and export"
-    with shoal.local() as store:
+    with shoal.local(slots=1024) as store:
         store.load(rows)
         with pytest.raises(ValueError, match=message):
             store.export(folder / "e2", since=folder / "e")

@@ -474,7 +474,7 @@ def test_a_push_that_is_larger_than_a_slot_is_refused_even_where_rows_may_go():
 
 def test_closing_a_table_gives_its_share_back_and_a_bad_budget_is_refused():
     with pytest.raises(ValueError, match="1024 slots"):
-        shoal.local(memory=1000)
+        shoal.local(slots=1024, memory=1000)
     for memory in (0, -5, 1.5, True):
         with pytest.raises(ValueError, match="number of bytes"):
             shoal.local(memory=memory)

@@ -279,7 +279,7 @@ def test_what_cannot_be_tiered_is_refused(tmp_path):
     storage = shoal.Tiered(tmp_path, memory="1MiB")
     with shoal.local(memory=10**8) as store, pytest.raises(ValueError, match="in a store with a memory budget"):
         store.table("t", storage=storage)
-    with shoal.local() as store:
+    with shoal.local(slots=1024) as store:
         with pytest.raises(ValueError, match="needs at least 4194304 bytes of memory for 1024 slots, got 1048576"):
             store.table("t", storage=storage)
         assert not store.tables
