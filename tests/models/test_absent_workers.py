@@ -11,6 +11,7 @@ import shoal
 from cluster_fakes import TIMEOUT, declare_dead
 from cluster_standin import cluster
 from killed_workers import Calls, KilledError, run
+from shoal.cluster.worker import connected_store
 from shoal.errors import WorkerLostError
 from shoal.models import Checkpointing
 from stores import one_by_one
@@ -49,6 +50,27 @@ def test_a_second_fit_does_not_wait_for_a_worker_that_left_after_the_first_one(c
 
     with cluster(slots=16) as made:
         assert one_by_one(made.address, 2, work, consistency=consistency) == [(56, 24), 56]
+
+
+def test_a_fit_does_not_wait_for_a_worker_that_was_interrupted_while_it_connected(monkeypatch):
+    channel = connected_store.Channel
+
+    def interrupted(role, **how):
+        if role.worker.rank == 1:
+            raise KeyboardInterrupt
+        return channel(role, **how)
+
+    monkeypatch.setattr(connected_store, "Channel", interrupted)
+
+    def connect(rank):
+        with contextlib.suppress(KeyboardInterrupt):
+            return shoal.connect(made.address, workers=2, rank=rank, threads=1, timeout=TIMEOUT)
+
+    with cluster(replacement_seconds=10 * TIMEOUT) as made, ThreadPoolExecutor(2) as pool:
+        store, none = pool.map(connect, range(2))
+        assert none is None
+        with store:
+            assert fitted(store) == 24
 
 
 def split(store, path):

@@ -305,20 +305,13 @@ def wait_for_checkpoint(out: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-def wait_for_examples(
-    address: str, examples: int | None, process: subprocess.Popen[str], killed: Sequence[int] = ()
-) -> None:
-    """Wait until all workers are there, none of them killed, and have learned from so many examples; None: any number.
-
-    While a worker is missing, the others could not end together, and its replacement would not begin.
-    """
+def wait_for_examples(address: str, examples: int | None, process: subprocess.Popen[str]) -> None:
+    """Wait until all workers are there and have learned from so many examples; None: from any number."""
     last = time.monotonic() + 2 * TIMEOUT
     while process.poll() is None:
         with SchedulerClient(address, "observer") as client:  # which the scheduler that was killed may have forgotten
             status = client.call(GetStatus(), StatusReply, TIMEOUT)
-        gone = {f"process {pid}" for pid in killed}
         has_all = status.job is not None and not status.job.awaited
-        has_all = has_all and not any(one.about.partition(" on ")[0] in gone for one in status.workers)
         if has_all and status.fits:
             found = status.fits[0].known + status.fits[0].models[0].examples
             if found == examples or examples is None:
@@ -327,16 +320,13 @@ def wait_for_examples(
         time.sleep(0.1)
 
 
-def kill(launcher: int, role: str, draw: random.Random) -> list[int]:
+def kill(launcher: int, role: str, draw: random.Random) -> None:
     """Kill a process that a launcher has started: a worker, a server, or the scheduler."""
     children = psutil.Process(launcher).children(recursive=True)
     word = "train" if role == "worker" else role
     found = [one for one in children if word in one.cmdline() and not any("guard" in it for it in one.cmdline())]
-    if not found:
-        return []
-    one = draw.choice(found)
-    one.kill()
-    return [one.pid]
+    if found:
+        draw.choice(found).kill()
 
 
 @pytest.mark.long
@@ -382,23 +372,50 @@ def test_an_endless_fit_counts_each_message_once_over_kills_a_stop_and_a_resume(
         with HeldPort() as held, ExitStack() as stack:
             options = ["--scheduler", held.address, "--storage-roots", str(tmp_path)]
             process = stack.enter_context(launched(workers, [topic_url], out, *more, options=options))
-            killed: list[int] = []
             for role in ("", *roles):
                 for partition in range(PARTITIONS):
                     count = draw.randrange(60)
                     produce(servers, f"endless{seed}", lines_of(partition)[:count], partition)
                     sent += count
                 if role:
-                    wait_for_examples(held.address, None, process, killed)
+                    wait_for_examples(held.address, None, process)
                     time.sleep(draw.uniform(0.5, 2.0))
                     assert process.poll() is None, process.communicate()
-                    killed += kill(process.pid, role, draw)
-            wait_for_examples(held.address, sent, process, killed)
+                    kill(process.pid, role, draw)
+            wait_for_examples(held.address, sent, process)
             process.send_signal(signal.SIGTERM)
             output, _ = process.communicate(timeout=4 * TIMEOUT)
             assert process.returncode == 143, output
         with shoal.models.load(out) as model:
             assert model.examples == sent, output
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("true_starts")
+@pytest.mark.parametrize("is_endless", [True, False])
+def test_a_stop_right_after_a_death_waits_for_the_replacement_to_save(
+    servers: str, files: list[Path], tmp_path: Path, is_endless: bool
+) -> None:
+    """The others wait for the clock of the worker that was killed, which the replacement ends with them."""
+    draw = random.Random(seed := random.SystemRandom().randrange(1 << 32))
+    print("seed", seed)
+    topic = f"stopped{seed}"
+    for partition in range(PARTITIONS):
+        produce(servers, topic, lines_of(partition), partition)
+    data = [f"kafka://{servers}/{topic}"] if is_endless else [str(file) for file in files]
+    more = ["--batch-size", "2", "--resume", *EVERY, *([] if is_endless else ["--epochs", "100000"])]
+    with HeldPort() as held:
+        options = ["--scheduler", held.address, "--storage-roots", str(tmp_path)]
+        with launched(2, data, tmp_path / "model", *more, options=options) as process:
+            wait_for_examples(held.address, PARTITIONS * EACH if is_endless else None, process)
+            kill(process.pid, "worker", draw)
+            time.sleep(draw.choice([0.0, draw.uniform(0.0, 3.0)]))
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 143, output
+    assert "had not ended" not in output
+    with shoal.models.load(tmp_path / "model") as model:
+        assert model.examples == PARTITIONS * EACH if is_endless else model.examples > 0, output
 
 
 # ---- event time, and freshness ---------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from shoal.cluster.launch.child import ChildProcess, Process, end_all
 from shoal.cluster.launch.supervisor import PATIENCE_SECONDS, Supervisor
 from shoal.cluster.protocol.address import is_loopback, join_address, split
 from shoal.cluster.protocol.environment import PORT, ProcessIdentity
-from shoal.cluster.protocol.reports import process_name
+from shoal.cluster.protocol.reports import pid_of, process_name
 from shoal.config import SchedulerConfig, ServerConfig
 from shoal.errors import ShoalError, WorkerLostError
 
@@ -127,6 +127,23 @@ def run_workers(
         with held_back():
             return cluster.start_worker(rank, command, workers, output.held(emit), output.held(emit_error))
 
+    going: set[Process] = set()
+    again: set[Process] = set()
+
+    def start_again(child: Process) -> None:
+        nonlocal restarts
+        assert child.returncode is not None
+        restarts -= 1
+        rank = children.index(child)
+        warn(
+            f"{child.name} was killed by signal {-child.returncode} and starts again, "
+            f"{counted(restarts, 'restart')} left (--worker-restarts)"
+        )
+        children[rank] = start(rank)
+        going.discard(child)
+        going.add(children[rank])
+        again.add(children[rank])
+
     cluster.on_dead_worker = kill_dead
     patience = 0.0  # until the cluster is complete: no worker has learned anything
     try:
@@ -138,10 +155,9 @@ def run_workers(
         patience = PATIENCE_SECONDS
         if isinstance(workers, tuple):
             warn(f"more workers may join: SHOAL_SCHEDULER={cluster.address} SHOAL_WORKERS={workers[0]}:{workers[1]}")
-        going = set(children)
+        going.update(children)
         killed: list[Process] = []
         failed: list[Process] = []  # of a range those that were started again
-        again: set[Process] = set()
         has_ended = False  # whether one has ended with status 0: it has finished, or it has left
 
         def has_finished() -> bool:
@@ -152,16 +168,7 @@ def run_workers(
             code = child.returncode
             assert code is not None
             if child in going and code < 0 and restarts > 0 and not (is_range and has_finished()):
-                restarts -= 1
-                rank = children.index(child)
-                warn(
-                    f"{child.name} was killed by signal {-code} and starts again, "
-                    f"{counted(restarts, 'restart')} left (--worker-restarts)"
-                )
-                children[rank] = start(rank)
-                going.remove(child)
-                going.add(children[rank])
-                again.add(children[rank])
+                start_again(child)
                 continue
             if child in going and code < 0 and is_range:
                 others = "others have finished" if has_finished() else "the others go on without it"
@@ -201,7 +208,17 @@ def run_workers(
     except KeyboardInterrupt as interrupt:
         if output.is_shown:
             patience = 0.0
-            _forward(interrupt, children, grace, warn, as_interrupt=is_range)
+            if is_range:
+                _forward(interrupt, children, grace, warn, as_interrupt=True)
+            else:  # the others wait for one that was killed: it ends the clock with them before it ends
+                _forward(
+                    interrupt,
+                    children,
+                    grace,
+                    warn,
+                    replace=lambda child: start_again(child) if restarts > 0 else None,
+                    is_ready=lambda child: child not in again or _has_joined(cluster, child),
+                )
         raise
     finally:
         cluster.on_dead_worker = None
@@ -243,6 +260,14 @@ def _named_jobs(cluster: Supervisor) -> list[str]:
     return []
 
 
+def _has_joined(cluster: Supervisor, worker: Process) -> bool:
+    """Whether a worker's process is a member of the cluster; false if the scheduler does not answer."""
+    with contextlib.suppress(ShoalError):
+        members = cluster.status(timeout=5.0)["workers"]
+        return any(one["rank"] is not None and worker.has(pid_of(one["about"])) for one in members)
+    return False
+
+
 def _forward(
     interrupt: KeyboardInterrupt,
     workers: Sequence[Process],
@@ -250,22 +275,38 @@ def _forward(
     warn: Callable[[str], None],
     *,
     as_interrupt: bool = False,
+    replace: Callable[[Process], None] = lambda worker: None,
+    is_ready: Callable[[Process], bool] = lambda worker: True,
 ) -> None:
     """Forward the received signal to the workers, and wait ``grace`` seconds for them to end.
 
-    With ``as_interrupt`` they receive SIGINT: a SIGTERM makes one of them leave a fit that the others continue.
+    With ``as_interrupt`` they receive SIGINT: a SIGTERM makes one of them leave a fit that the others continue. Those
+    that another signal has killed are replaced, and a replacement receives the signal once it is ready.
     """
     terminated = isinstance(interrupt, Terminated)
-    for worker in workers:
-        worker.signal(signal.SIGTERM if terminated and not as_interrupt else signal.SIGINT)
-    warn(
-        f"{'terminated (SIGTERM)' if terminated else 'interrupted'}: the workers have {grace:g} s to save what they "
-        f"have learned (--grace); {'the signal' if terminated else 'Ctrl-C'} again ends them at once"
-    )
-    deadline = time.monotonic() + grace
-    for worker in workers:
-        if not worker.wait(deadline - time.monotonic()):
-            warn(f"{worker.name} had not ended after {grace:g} s and is killed: --grace gives it more time")
+    number = signal.SIGTERM if terminated and not as_interrupt else signal.SIGINT
+    told: set[Process] = set()
+    deadline = math.inf
+    while True:
+        for worker in list(workers):
+            if worker.returncode is None and worker not in told and is_ready(worker):
+                worker.signal(number)
+                told.add(worker)
+            elif (worker.returncode or 0) < 0 and not (worker in told and worker.returncode == -number):
+                replace(worker)
+        if deadline == math.inf:
+            warn(
+                f"{'terminated (SIGTERM)' if terminated else 'interrupted'}: the workers have {grace:g} s to save what "
+                f"they have learned (--grace); {'the signal' if terminated else 'Ctrl-C'} again ends them at once"
+            )
+            deadline = time.monotonic() + grace
+        running = [worker for worker in workers if worker.returncode is None]
+        seconds = deadline - time.monotonic()
+        if not running or seconds <= 0:
+            break
+        running[0].wait(min(_POLL_SECONDS, seconds))
+    for worker in running:
+        warn(f"{worker.name} had not ended after {grace:g} s and is killed: --grace gives it more time")
 
 
 @contextlib.contextmanager

@@ -162,18 +162,23 @@ class ConnectedStore(Store):
         identify_store(role, cluster=welcome.cluster)
         super().__init__(threads=threads, slots=welcome.slots)
         scheduler = self._scheduler
-        self._channel = Channel(
-            self._join(),
-            timeout=self._timeout,
-            refresh=lambda: ask_map(scheduler, _MAP_SECONDS),
-            curve=data_keys,
-            context=context,
-            tracer=self._tracer,
-        )
-        undo.callback(self._channel.close)
-        self._follow_map()
-        if self._scheduler.fault is not None:  # it came before there was a channel
-            raise copy_error(self._scheduler.fault)
+        try:
+            self._channel = Channel(
+                self._join(),
+                timeout=self._timeout,
+                refresh=lambda: ask_map(scheduler, _MAP_SECONDS),
+                curve=data_keys,
+                context=context,
+                tracer=self._tracer,
+            )
+            undo.callback(self._channel.close)
+            self._follow_map()
+            if self._scheduler.fault is not None:  # it came before there was a channel
+                raise copy_error(self._scheduler.fault)
+        except BaseException:  # Ctrl-C too: who goes without a word is waited for
+            with contextlib.suppress(ShoalError):
+                scheduler.call(Leave(1), LeaveReply, _LEAVE_SECONDS)
+            raise
 
     # ---- properties --------------------------------------------------------------------------------------------------
 
