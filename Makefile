@@ -196,13 +196,15 @@ $(STAMPS)/clang: requirements/clang.txt $(STAMPS)/build-tools
 	@$(PIP) install -r requirements/clang.txt
 	@touch $@
 
-# `zig c++` would write objects: this is the clang inside, with the headers of the system's library of C++.
-thread-safety: $(STAMPS)/clang
+# `zig c++` would write objects: this is the clang inside, with the headers of the system's library of C++. It reads the
+# sources as the package's build has put them together.
+thread-safety: $(STAMPS)/clang $(STAMPS)/install
 	$(say) 'C++: checking which mutexes are held'
 	@zig=$$($(BIN)/python -c 'import ziglang, os; print(os.path.dirname(ziglang.__file__))') && \
 	    headers=$$($(BIN)/python -m pybind11 --includes | sed 's/-I/-isystem /g') && \
 	    boost=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.distribution("cmeel-boost").locate_file("cmeel.prefix/include"))') && \
-	    printf '%s\n' $(wildcard csrc/*/*.cc) | xargs -P $(JOBS) -I{} $$zig/zig clang -x c++ -resource-dir $$zig/lib -std=c++20 \
+	    sed -n 's/^ *"file": "\(.*\)",*$$/\1/p' "$$(ls -t build/cp*/compile_commands.json | head -n 1)" | grep -e /csrc/ -e /Unity/ | \
+	    xargs -P $(JOBS) -I{} $$zig/zig clang -x c++ -resource-dir $$zig/lib -std=c++20 \
 	        -fsyntax-only -Wthread-safety -Werror=thread-safety -Wno-deprecated-declarations -DSHOAL_BUILD_TYPE='""' -DSHOAL_VERSION='""' -Icsrc $$headers -isystem $$boost {}
 
 pytest_alone = $(BIN)/python -m pytest --quiet

@@ -35,8 +35,8 @@ py::object sums_of(const RowCache::Sums& sums, std::size_t width, std::size_t sl
 }
 
 // (positions that were fetched, their hashes, their offsets, positions that were joined, readers, sums).
-py::tuple read(RowCache& cache, const Hashes& hashes, std::uint32_t clocks, std::uint32_t reader,
-               bool may_join, Array<float>& rows, std::size_t slots) {
+py::tuple read_rows(RowCache& cache, const Hashes& hashes, std::uint32_t clocks, std::uint32_t reader,
+                    bool may_join, Array<float>& rows, std::size_t slots) {
   const auto input = in(hashes);
   const auto to = out(rows);
   RowCache::Rest rest;
@@ -61,8 +61,9 @@ void fill(RowCache& cache, const Hashes& hashes, std::uint32_t reader, std::uint
   cache.fill(input, reader, clocks, is_kept, from);
 }
 
-py::object add(RowCache& cache, const Hashes& hashes, const Array<float>& grads,
-               const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock, std::size_t slots) {
+py::object add_rows(RowCache& cache, const Hashes& hashes, const Array<float>& grads,
+                    const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
+                    std::size_t slots) {
   const auto input = in(hashes);
   const auto from = in(grads);
   const auto times = counts ? in(*counts) : std::span<const std::uint32_t>{};
@@ -115,11 +116,12 @@ void add_cache(py::module_& module) {
       .def_property_readonly("width", &RowCache::width)
       .def("copy_weights_of", &copy_weights_of, array("whole"), array("positions"), array("rows"))
       .def_property_readonly("sums", &RowCache::sums)
-      .def("read", &read, array("hashes"), py::arg("clocks"), py::arg("reader"), py::arg("may_join"),
+      .def("read", &read_rows, array("hashes"), py::arg("clocks"), py::arg("reader"), py::arg("may_join"),
            array("rows"), py::arg("slots"))
       .def("fill", &fill, array("hashes"), py::arg("reader"), py::arg("clocks"), py::arg("is_kept"),
            array("rows"))
-      .def("add", &add, array("hashes"), array("grads"), array("counts"), py::arg("clock"), py::arg("slots"))
+      .def("add", &add_rows, array("hashes"), array("grads"), array("counts"), py::arg("clock"),
+           py::arg("slots"))
       .def("send_older", &send_older, py::arg("clock"), py::arg("slots"))
       .def("send_rows", &send_rows, array("hashes"), py::arg("slots"))
       .def("forget", &RowCache::forget)

@@ -61,8 +61,8 @@ client::CallPtr submit_pull(const RowsBinding& self, const KeyBatch& batch, std:
   });
 }
 
-std::unique_ptr<ClientCall> pull(const RowsBinding& self, const py::object& batch, Array<float>& rows,
-                                 const py::object& after, bool fresh, bool traced) {
+std::unique_ptr<ClientCall> pull_cached(const RowsBinding& self, const py::object& batch, Array<float>& rows,
+                                        const py::object& after, bool fresh, bool traced) {
   auto call = std::make_unique<ClientCall>(ClientCall{.client = self.client, .handle = {.out = rows}});
   call->handle.call =
       submit_pull(self, batch.cast<const KeyBatch&>(), out(rows), keep({batch, rows}), after, fresh, traced);
@@ -70,9 +70,9 @@ std::unique_ptr<ClientCall> pull(const RowsBinding& self, const py::object& batc
 }
 
 // Rows for each key as given, into `rows` when the result is asked for.
-std::unique_ptr<ClientCall> pull_per_key(const RowsBinding& self, const py::object& batch,
-                                         const Array<float>& rows, const py::object& pool,
-                                         const py::object& after, bool fresh, bool traced) {
+std::unique_ptr<ClientCall> pull_cached_per_key(const RowsBinding& self, const py::object& batch,
+                                                const Array<float>& rows, const py::object& pool,
+                                                const py::object& after, bool fresh, bool traced) {
   const auto& keys = batch.cast<const KeyBatch&>();
   const std::size_t dim = self.rows->dim();
   SHOAL_CHECK(static_cast<std::size_t>(rows.size()) == keys.input_size() * dim, "rows are one for each key");
@@ -99,9 +99,10 @@ client::CallPtr submit_push(const RowsBinding& self, std::span<const std::uint64
   });
 }
 
-std::unique_ptr<ClientCall> push(const RowsBinding& self, const py::object& batch, const Array<float>& grads,
-                                 const std::optional<Array<std::uint32_t>>& counts, const py::object& after,
-                                 bool traced) {
+std::unique_ptr<ClientCall> push_cached(const RowsBinding& self, const py::object& batch,
+                                        const Array<float>& grads,
+                                        const std::optional<Array<std::uint32_t>>& counts,
+                                        const py::object& after, bool traced) {
   const auto hashes = py::isinstance<KeyBatch>(batch) ? batch.cast<const KeyBatch&>().hashes()
                                                       : batch.cast<const SummedBatch&>().hashes();
   auto call = std::make_unique<ClientCall>(ClientCall{.client = self.client});
@@ -110,10 +111,10 @@ std::unique_ptr<ClientCall> push(const RowsBinding& self, const py::object& batc
 }
 
 // A gradient for each key as given, summed here.
-std::unique_ptr<ClientCall> push_per_key(const RowsBinding& self, const KeyBatch& batch,
-                                         const Array<float>& grads, PoolWithScratch& pool,
-                                         const std::optional<Array<std::uint32_t>>& counts,
-                                         const py::object& after, bool traced) {
+std::unique_ptr<ClientCall> push_cached_per_key(const RowsBinding& self, const KeyBatch& batch,
+                                                const Array<float>& grads, PoolWithScratch& pool,
+                                                const std::optional<Array<std::uint32_t>>& counts,
+                                                const py::object& after, bool traced) {
   const std::size_t dim = self.rows->dim();
   const std::unique_ptr<float[]> sums(new float[batch.size() * dim]);
   const std::span<float> room(sums.get(), batch.size() * dim);
@@ -161,13 +162,13 @@ void add_cached_rows(py::module_& module) {
       .def(py::init(&make), py::arg("client"), py::arg("table"), py::arg("spec"), py::kw_only(),
            py::arg("rows"), py::arg("slots"), py::arg("staleness"), py::arg("waits") = std::nullopt,
            py::arg("local_steps") = false, py::arg("filter") = py::none())
-      .def("pull", &pull, py::arg("batch"), array("rows"), py::arg("after") = py::tuple(),
+      .def("pull", &pull_cached, py::arg("batch"), array("rows"), py::arg("after") = py::tuple(),
            py::arg("fresh") = false, py::arg("traced") = false)
-      .def("pull_per_key", &pull_per_key, py::arg("batch"), array("rows"), py::arg("pool"),
+      .def("pull_per_key", &pull_cached_per_key, py::arg("batch"), array("rows"), py::arg("pool"),
            py::arg("after") = py::tuple(), py::arg("fresh") = false, py::arg("traced") = false)
-      .def("push", &push, py::arg("batch"), array("grads"), array("counts") = py::none(),
+      .def("push", &push_cached, py::arg("batch"), array("grads"), array("counts") = py::none(),
            py::arg("after") = py::tuple(), py::arg("traced") = false)
-      .def("push_per_key", &push_per_key, py::arg("batch"), array("grads"), py::arg("pool"),
+      .def("push_per_key", &push_cached_per_key, py::arg("batch"), array("grads"), py::arg("pool"),
            array("counts") = py::none(), py::arg("after") = py::tuple(), py::arg("traced") = false)
       .def("flush", &flush)
       .def("forget", &forget)

@@ -60,7 +60,7 @@ std::span<const T> typed(const py::object& array, const char* what) {
   return in(py::reinterpret_borrow<Array<T>>(array));
 }
 
-wire::Dtype dtype_of(wire::Op op) {
+wire::Dtype dtype_of_call(wire::Op op) {
   switch (op) {
     case wire::Op::kLoadRows:
     case wire::Op::kLoadFilter:
@@ -313,7 +313,8 @@ Described describe(wire::Op op, const py::kwargs& kwargs) {
     return describe_keyed(op, given);
   }
   Described described;
-  const auto dtype = static_cast<wire::Dtype>(given.number("dtype", static_cast<std::uint8_t>(dtype_of(op))));
+  const auto dtype =
+      static_cast<wire::Dtype>(given.number("dtype", static_cast<std::uint8_t>(dtype_of_call(op))));
   const auto count = given.number<std::uint32_t>("count");
   const py::object slot = given.object("slot");
   const bool is_of_slot = op == wire::Op::kSlot || op == wire::Op::kSection || op == wire::Op::kLoadRows ||

@@ -31,10 +31,10 @@ std::unique_ptr<DataLoop> make_loop(Endpoint& endpoint, std::uintptr_t context, 
                                     std::move(options));
 }
 
-py::dict metrics(const DataLoop& loop) { return dict_of(kLoopStatistics, loop.metrics()); }
+py::dict loop_metrics(const DataLoop& loop) { return dict_of(kLoopStatistics, loop.metrics()); }
 
 // {op: (seconds in total, {least nanoseconds of a bucket: count})} of the ops that occurred
-py::dict durations(const DataLoop& loop) {
+py::dict loop_durations(const DataLoop& loop) {
   const DurationHistograms& found = loop.durations();
   py::dict named;
   for (std::size_t op = 0; op < DurationHistograms::kOps; ++op) {
@@ -74,8 +74,8 @@ void add_data_loop(py::module_& module) {
       .def_property_readonly("address", &DataLoop::address)
       .def_property_readonly("running", &DataLoop::running)
       .def("stop", &DataLoop::stop, py::call_guard<py::gil_scoped_release>())
-      .def("metrics", &metrics)
-      .def("durations", &durations);
+      .def("metrics", &loop_metrics)
+      .def("durations", &loop_durations);
 }
 
 }  // namespace shoal::bind

@@ -111,13 +111,13 @@ py::list save_arc(const Face& self, std::size_t first, std::size_t end) {
 
 // A field of an order as Python gives it.
 template <class Value>
-struct Given {
+struct FieldValue {
   using Type = Value;
   static const Value& value(const Value& given) { return given; }
   static Value given(const Value& value) { return value; }
 };
 template <>
-struct Given<Mode> {
+struct FieldValue<Mode> {
   using Type = std::string;
   static Mode value(const std::string& mode) {
     SHOAL_CHECK(mode == "bsp" || mode == "ssp" || mode == "asp", "no mode " + mode + ": bsp, ssp or asp");
@@ -130,7 +130,7 @@ struct Given<Mode> {
 
 // What an order answers in Python.
 template <class One>
-auto result_of(const ArcResult& result) {
+auto result_of_order(const ArcResult& result) {
   if constexpr (std::is_same_v<One, Fence>) {
     return std::pair(result.last.clock, result.last.tables);
   } else if constexpr (std::is_same_v<One, Hold> || std::is_same_v<One, Dismiss>) {
@@ -147,7 +147,7 @@ auto argument() {
     return py::arg(field.name);
   } else {
     using Value = std::decay_t<decltype(One{}.*field.member)>;
-    return py::arg(field.name) = Given<Value>::given(One{}.*field.member);
+    return py::arg(field.name) = FieldValue<Value>::given(One{}.*field.member);
   }
 }
 
@@ -158,8 +158,8 @@ void add_order(py::class_<Face>& face) {
                                                          std::index_sequence<n...>) {
     face.def(
         One::kName.data(),
-        [](Face& self, const typename Given<Value>::Type&... given) {
-          return result_of<One>(apply(self, One{Given<Value>::value(given)...}));
+        [](Face& self, const typename FieldValue<Value>::Type&... given) {
+          return result_of_order<One>(apply(self, One{FieldValue<Value>::value(given)...}));
         },
         argument<One, kRequired, n>()..., py::call_guard<py::gil_scoped_release>());
   };
@@ -258,9 +258,9 @@ py::object next_message(Endpoint& endpoint, StreamId stream) {
 using Outgoing = std::tuple<StreamId, std::string, std::string, Ranges, Ranges>;
 using Incoming = std::tuple<StreamId, Ranges>;
 
-void assign(Endpoint& endpoint, std::uint32_t epoch, const Ranges& primary,
-            const std::vector<Outgoing>& outgoing, const std::vector<Incoming>& incoming,
-            std::uint64_t copy_rate) {
+void assign_rows(Endpoint& endpoint, std::uint32_t epoch, const Ranges& primary,
+                 const std::vector<Outgoing>& outgoing, const std::vector<Incoming>& incoming,
+                 std::uint64_t copy_rate) {
   Assignment assignment{.epoch = epoch, .primary = slot_ranges(primary), .copy_rate = copy_rate};
   for (const auto& [stream, address, key, in_sync, arriving] : outgoing) {
     assignment.outgoing.push_back({.stream = stream,
@@ -441,8 +441,8 @@ py::object hot_keys(const Endpoint& endpoint, std::size_t most, double patience)
 }
 
 // int64[n, dim]; without rows if it does not serve them all; None while it executes a request.
-py::object peek(const Endpoint& endpoint, std::uint32_t table, const Array<std::uint64_t>& keys,
-                double patience) {
+py::object peek_frames(const Endpoint& endpoint, std::uint32_t table, const Array<std::uint64_t>& keys,
+                       double patience) {
   std::vector<std::uint64_t> hashes;
   std::ranges::transform(in(keys), std::back_inserter(hashes), [](std::uint64_t key) { return mix(key); });
   const auto found = asked(endpoint, patience, [&](const Service& of) { return of.peek(table, hashes); });
@@ -455,7 +455,7 @@ py::object peek(const Endpoint& endpoint, std::uint32_t table, const Array<std::
   return numbers;
 }
 
-py::object metrics(const Endpoint& endpoint, std::optional<double> patience) {
+py::object endpoint_metrics(const Endpoint& endpoint, std::optional<double> patience) {
   const std::optional<ServiceMetrics> found =
       patience ? asked(endpoint, *patience, [](const Service& of) { return of.metrics(); })
                : without_gil([&] { return std::optional(endpoint.metrics()); });
@@ -547,20 +547,20 @@ py::tuple wait_request(const CheckpointSession& save, std::uint64_t times, doubl
   return py::make_tuple(request.times, py::bytes(request.text));
 }
 
-Snapshot::Piece take(CheckpointSession& save, std::size_t table, std::size_t slot) {
+Snapshot::Piece take_slot(CheckpointSession& save, std::size_t table, std::size_t slot) {
   const py::gil_scoped_release nogil;
   return save.take(table, Slot{static_cast<std::uint32_t>(slot)});
 }
 
-std::size_t restore(CheckpointSession& save, std::size_t table, std::size_t rows,
-                    const Array<std::uint8_t>& section) {
+std::size_t restore_slot(CheckpointSession& save, std::size_t table, std::size_t rows,
+                         const Array<std::uint8_t>& section) {
   const auto bytes = std::as_bytes(in(section));
   const py::gil_scoped_release nogil;
   return save.restore(table, rows, bytes);
 }
 
-void restore_filter(CheckpointSession& save, std::size_t table, std::size_t cut, std::size_t slot,
-                    const Array<std::uint8_t>& filter) {
+void restore_filter_of(CheckpointSession& save, std::size_t table, std::size_t cut, std::size_t slot,
+                       const Array<std::uint8_t>& filter) {
   const auto bytes = std::as_bytes(in(filter));
   const py::gil_scoped_release nogil;
   save.restore_filter(table, Slots(cut), Slot{static_cast<std::uint32_t>(slot)}, bytes);
@@ -592,7 +592,7 @@ void add_endpoint(py::module_& module) {
       .def("shard", &shard<Endpoint>, py::arg("id"))
       .def("next_session", &next_session, py::arg("seconds") = std::nullopt)
       .def("close_sessions", &Endpoint::close_sessions, Nogil())
-      .def("assign", &assign, py::arg("epoch"), py::arg("primary"), py::arg("outgoing") = py::list(),
+      .def("assign", &assign_rows, py::arg("epoch"), py::arg("primary"), py::arg("outgoing") = py::list(),
            py::arg("incoming") = py::list(), py::arg("copy_rate") = 0)
       .def("position", &Endpoint::position, Nogil())
       .def("committed", &Endpoint::committed, py::arg("position"), Nogil())
@@ -627,11 +627,11 @@ void add_endpoint(py::module_& module) {
           py::arg("now_ms"))
       .def("next_time", &Endpoint::next_time)
       .def("use_idle_time", &Endpoint::use_idle_time, Nogil())
-      .def("metrics", &metrics, py::arg("patience") = py::none())
+      .def("metrics", &endpoint_metrics, py::arg("patience") = py::none())
       .def("arc_loads", &arc_loads, py::arg("patience"))
       .def("table_loads", &table_loads, py::arg("patience"))
       .def("hot_keys", &hot_keys, py::arg("most"), py::arg("patience"))
-      .def("peek", &peek, py::arg("table"), py::arg("keys").noconvert(), py::arg("patience"));
+      .def("peek", &peek_frames, py::arg("table"), py::arg("keys").noconvert(), py::arg("patience"));
   add_orders(endpoint);
   py::class_<FollowerOrders> replica(module, "Replica");
   replica.def("shard", &shard<FollowerOrders>, py::arg("id"));
@@ -650,17 +650,17 @@ void add_endpoint(py::module_& module) {
       .def(
           "section",
           [](CheckpointSession& save, std::size_t table, std::size_t slot) {
-            return section_of(take(save, table, slot));
+            return section_of(take_slot(save, table, slot));
           },
           py::arg("table"), py::arg("slot"))
       .def(
           "changes",
           [](CheckpointSession& save, std::size_t table, std::size_t slot) {
-            return changes_of(take(save, table, slot));
+            return changes_of(take_slot(save, table, slot));
           },
           py::arg("table"), py::arg("slot"))
-      .def("restore", &restore, py::arg("table"), py::arg("rows"), py::arg("section").noconvert())
-      .def("restore_filter", &restore_filter, py::arg("table"), py::arg("cut"), py::arg("slot"),
+      .def("restore", &restore_slot, py::arg("table"), py::arg("rows"), py::arg("section").noconvert())
+      .def("restore_filter", &restore_filter_of, py::arg("table"), py::arg("cut"), py::arg("slot"),
            py::arg("filter").noconvert())
       .def("cancel", &CheckpointSession::cancel, Nogil());
 }

@@ -29,7 +29,7 @@ Slot slot_of(const ExportReader& reader, std::size_t slot) {
   return Slot{static_cast<std::uint32_t>(slot)};
 }
 
-void add(ExportReader& reader, const Array<std::uint8_t>& file, const Array<std::uint64_t>& sections) {
+void add_part(ExportReader& reader, const Array<std::uint8_t>& file, const Array<std::uint64_t>& sections) {
   const auto bytes = std::as_bytes(in(file));
   const auto words = in(sections);
   SHOAL_CHECK(words.size() % kSectionWords == 0, "a section is described by 8 numbers");
@@ -43,16 +43,16 @@ void add(ExportReader& reader, const Array<std::uint8_t>& file, const Array<std:
   }
 }
 
-void pull(const ExportReader& reader, const Array<std::uint64_t>& keys, Array<float>& rows,
-          PoolWithScratch& pool, bool hashed) {
+void pull_exported(const ExportReader& reader, const Array<std::uint64_t>& keys, Array<float>& rows,
+                   PoolWithScratch& pool, bool hashed) {
   const auto from = in(keys);
   const auto to = out(rows);
   const py::gil_scoped_release nogil;
   reader.pull(from, hashed ? ExportReader::KeyKind::kHash : ExportReader::KeyKind::kKey, to, pool.threads);
 }
 
-Array<std::uint8_t> contains(const ExportReader& reader, const Array<std::uint64_t>& keys,
-                             PoolWithScratch& pool) {
+Array<std::uint8_t> contains_exported(const ExportReader& reader, const Array<std::uint64_t>& keys,
+                                      PoolWithScratch& pool) {
   Array<std::uint8_t> there = fresh<std::uint8_t>(static_cast<std::size_t>(keys.size()));
   const auto from = in(keys);
   const auto to = out(there);
@@ -62,7 +62,7 @@ Array<std::uint8_t> contains(const ExportReader& reader, const Array<std::uint64
 }
 
 // (hashes, weights) of one slot.
-py::tuple read_slot(const ExportReader& reader, std::size_t slot) {
+py::tuple read_exported(const ExportReader& reader, std::size_t slot) {
   const Slot which = slot_of(reader, slot);
   std::vector<std::uint64_t> hashes;
   std::vector<float> weights;
@@ -135,11 +135,12 @@ void add_export(py::module_& module) {
   py::class_<ExportReader>(module, "ExportReader")
       .def(py::init(&make_reader), py::arg("spec"), py::arg("dtype"), py::arg("slots"))
       .def("add_layer", &ExportReader::add_layer)
-      .def("add", &add, py::arg("file").noconvert(), py::arg("sections").noconvert(), py::keep_alive<1, 2>())
-      .def("pull", &pull, py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("pool"),
+      .def("add", &add_part, py::arg("file").noconvert(), py::arg("sections").noconvert(),
+           py::keep_alive<1, 2>())
+      .def("pull", &pull_exported, py::arg("keys").noconvert(), py::arg("rows").noconvert(), py::arg("pool"),
            py::arg("hashed") = false)
-      .def("contains", &contains, py::arg("keys").noconvert(), py::arg("pool"))
-      .def("read_slot", &read_slot, py::arg("slot"))
+      .def("contains", &contains_exported, py::arg("keys").noconvert(), py::arg("pool"))
+      .def("read_slot", &read_exported, py::arg("slot"))
       .def("difference", &difference, py::arg("slot"), py::arg("hashes").noconvert(),
            py::arg("weights").noconvert())
       .def("difference_in", &difference_in, py::arg("slot"), py::arg("hashes").noconvert(),

@@ -22,7 +22,7 @@ namespace py = pybind11;
 
 namespace {
 
-using Seconds = std::chrono::duration<double>;
+using std::chrono::duration;
 
 constexpr std::array<std::string_view, 3> kLanes{"predictions", "reads",
                                                  "changes"};  // in the order of HttpLane
@@ -30,8 +30,8 @@ constexpr std::array<std::string_view, 3> kLanes{"predictions", "reads",
 std::chrono::steady_clock::time_point after(double seconds) {
   constexpr double kMost = 1e8;  // three years; a clock has no more than 292
   SHOAL_CHECK(seconds >= 0, "the time is " + std::to_string(seconds) + " s: pass 0 or more");
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(std::min(seconds, kMost)));
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                duration<double>(std::min(seconds, kMost)));
 }
 
 // Headers and paths are bytes that mostly are ASCII.
@@ -53,7 +53,7 @@ std::unique_ptr<HttpServer> make_server(std::shared_ptr<ByteBudget> budget, std:
   options.connections = connections;
   options.body_bytes = body_bytes;
   options.request_time =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(std::min(request_seconds, 1e8)));
+      std::chrono::duration_cast<std::chrono::nanoseconds>(duration<double>(std::min(request_seconds, 1e8)));
   options.threads = threads;
   options.predictions = std::move(predictions);
   try {
@@ -92,7 +92,7 @@ py::dict headers_of(const HttpRequest& request) {
   return headers;
 }
 
-py::object take(HttpServer& server, std::string_view lane, double seconds) {
+py::object take_request(HttpServer& server, std::string_view lane, double seconds) {
   const HttpLane from = lane_of(lane);
   const auto end = after(seconds);
   std::optional<CallQueue::Taken> taken;
@@ -175,7 +175,7 @@ void add_http(py::module_& module) {
            py::arg("threads"), py::arg("predictions"))
       .def_property_readonly("port", &HttpServer::port)
       .def_property_readonly("stopped", &HttpServer::stopped)
-      .def("take", &take, py::arg("lane"), py::arg("seconds"))
+      .def("take", &take_request, py::arg("lane"), py::arg("seconds"))
       .def("answer", &answer, py::arg("id"), py::arg("status"), py::arg("headers"), py::arg("body"))
       .def("set_fast", &HttpServer::set_fast, py::arg("handler").none(true))
       .def("counters", &counters)

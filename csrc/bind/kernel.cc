@@ -168,7 +168,7 @@ py::tuple interaction_parents(const Array<std::int64_t>& indptr, const Array<std
 }
 
 // The number of rows of a two-dimensional array; `name` is what the array holds.
-std::size_t dim_of(const Array<float>& rows, const char* name) {
+std::size_t dim_of_rows(const Array<float>& rows, const char* name) {
   SHOAL_CHECK(rows.ndim() == 2, std::string(name) + " must have two dimensions, rows and dim, got " +
                                     std::to_string(rows.ndim()));
   return static_cast<std::size_t>(rows.shape(1));
@@ -178,7 +178,7 @@ py::tuple fm_margins(const Array<std::int64_t>& indptr, const Floats& values, co
                      bool bias, const Array<float>& weights, const Array<float>& factors,
                      PoolWithScratch& pool) {
   const Examples examples = examples_of(indptr, values, batch, bias);
-  const std::size_t dim = dim_of(factors, "factors");
+  const std::size_t dim = dim_of_rows(factors, "factors");
   Array<double> margins = fresh<double>(examples.size());
   Array<double> sums = fresh<double>(examples.size(), dim);
   const auto to = out(margins);
@@ -196,7 +196,7 @@ Array<float> fm_gradient(const Array<std::int64_t>& indptr, const Floats& values
                          bool bias, const Array<float>& factors, const Array<double>& sums,
                          const Array<double>& slopes, PoolWithScratch& pool) {
   const Examples examples = examples_of(indptr, values, batch, bias);
-  const std::size_t dim = dim_of(factors, "factors");
+  const std::size_t dim = dim_of_rows(factors, "factors");
   Array<float> result = fresh<float>(batch.size(), dim);
   const auto to = out(result);
   const auto rows = in(factors);
@@ -228,7 +228,7 @@ Winners pool_rows(const std::string& pooling, const Array<std::int64_t>& indptr,
                   PoolWithScratch& pool) {
   const Pooling how = pooling_of(pooling);
   const Examples bags = examples_of(indptr, values, batch, false);
-  const std::size_t dim = dim_of(rows, "rows");
+  const std::size_t dim = dim_of_rows(rows, "rows");
   Winners winners = how == Pooling::kMax ? Winners(fresh<std::uint32_t>(bags.size(), dim)) : std::nullopt;
   const auto to_winners = winners ? out(*winners) : std::span<std::uint32_t>{};
   const auto from = in(rows);
@@ -245,7 +245,7 @@ void pool_gradient(const std::string& pooling, const Array<std::int64_t>& indptr
                    Array<float>& sums, PoolWithScratch& pool) {
   const Pooling how = pooling_of(pooling);
   const Examples bags = examples_of(indptr, values, batch, false);
-  const std::size_t dim = dim_of(grads, "grads");
+  const std::size_t dim = dim_of_rows(grads, "grads");
   const auto to = out(sums);
   const auto from = in(grads);
   const auto won = winners ? in(*winners) : std::span<const std::uint32_t>{};
@@ -262,7 +262,7 @@ Array<float> pool_values_gradient(const std::string& pooling, const Array<std::i
                                   const Array<float>& grads, const Winners& winners, PoolWithScratch& pool) {
   const Pooling how = pooling_of(pooling);
   const Examples bags = examples_of(indptr, values, batch, false);
-  const std::size_t dim = dim_of(rows, "rows");
+  const std::size_t dim = dim_of_rows(rows, "rows");
   Array<float> result = fresh<float>(batch.input_size());
   const auto to = out(result);
   const auto from = in(rows);

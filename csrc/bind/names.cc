@@ -27,8 +27,8 @@ Array<std::uint32_t> missing(TextMap& map, const Array<std::uint64_t>& keys) {
   return copied(positions);
 }
 
-void add(TextMap& map, const Array<std::uint64_t>& keys, const Array<std::uint8_t>& text,
-         const Array<std::uint64_t>& ends, std::size_t most) {
+void map_names(TextMap& map, const Array<std::uint64_t>& keys, const Array<std::uint8_t>& text,
+               const Array<std::uint64_t>& ends, std::size_t most) {
   const auto input = in(keys);
   const TextMap::Texts texts{in(text), in(ends)};
   const py::gil_scoped_release nogil;
@@ -83,8 +83,8 @@ void add_names(py::module_& module) {
       .def("__len__", &TextMap::size)
       .def_property_readonly("memory_bytes", &TextMap::bytes)
       .def("missing", &missing, py::arg("keys").noconvert())
-      .def("add", &add, py::arg("keys").noconvert(), py::arg("text").noconvert(), py::arg("ends").noconvert(),
-           py::arg("most"))
+      .def("add", &map_names, py::arg("keys").noconvert(), py::arg("text").noconvert(),
+           py::arg("ends").noconvert(), py::arg("most"))
       .def("get", &get, py::arg("key"))
       .def("texts_of", &texts_of, py::arg("keys").noconvert())
       .def("differing", &differing, py::arg("keys").noconvert(), py::arg("text").noconvert(),

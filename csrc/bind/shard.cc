@@ -38,13 +38,14 @@ std::unique_ptr<Shard> make_shard(const TableSpec& spec, std::size_t slots, Pool
   return shard;
 }
 
-void pull(const Shard& shard, const KeyBatch& batch, Array<float>& rows, RowLocations* locations) {
+void pull_rows(const Shard& shard, const KeyBatch& batch, Array<float>& rows, RowLocations* locations) {
   const auto to = out(rows);
   const py::gil_scoped_release nogil;
   shard.pull(slices(batch), to, locations);
 }
 
-void pull_per_key(const Shard& shard, const KeyBatch& batch, Array<float>& rows, RowLocations* locations) {
+void pull_rows_per_key(const Shard& shard, const KeyBatch& batch, Array<float>& rows,
+                       RowLocations* locations) {
   const auto to = out(rows);
   const py::gil_scoped_release nogil;
   shard.pull_per_key(batch, to, locations);
@@ -63,9 +64,9 @@ py::object tier_stats(const Shard& shard) {
   return stats ? py::object(dict_of(kTierStatistics, *stats)) : py::none();
 }
 
-std::uint64_t push_per_key(Shard& shard, const KeyBatch& batch, const Array<float>& grads,
-                           const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
-                           RowLocations* locations) {
+std::uint64_t push_rows_per_key(Shard& shard, const KeyBatch& batch, const Array<float>& grads,
+                                const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
+                                RowLocations* locations) {
   const auto from = in(grads);
   const OccurrenceCounts occurrences{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
                                      .clock = clock};
@@ -74,9 +75,9 @@ std::uint64_t push_per_key(Shard& shard, const KeyBatch& batch, const Array<floa
 }
 
 template <class Batch>
-std::uint64_t push(Shard& shard, const Batch& batch, const Array<float>& grads,
-                   const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
-                   RowLocations* locations) {
+std::uint64_t push_rows(Shard& shard, const Batch& batch, const Array<float>& grads,
+                        const std::optional<Array<std::uint32_t>>& counts, std::uint32_t clock,
+                        RowLocations* locations) {
   const auto from = in(grads);
   SHOAL_CHECK(from.size() == batch.size() * shard.rows().dim(), "grads must be len(keys) x dim");
   const OccurrenceCounts occurrences{.counts = counts ? in(*counts) : std::span<const std::uint32_t>(),
@@ -344,18 +345,19 @@ void add_shard(py::module_& module) {
       .def(py::init(&make_shard), py::arg("spec"), py::arg("slots"), py::arg("pool"),
            py::arg("budget") = py::none(), py::arg("tier") = py::none(), py::keep_alive<1, 4>(),
            py::keep_alive<1, 5>())
-      .def("pull", &pull, py::arg("batch"), py::arg("rows").noconvert(), py::arg("locations") = py::none())
-      .def("pull_per_key", &pull_per_key, py::arg("batch"), py::arg("rows").noconvert(),
+      .def("pull", &pull_rows, py::arg("batch"), py::arg("rows").noconvert(),
+           py::arg("locations") = py::none())
+      .def("pull_per_key", &pull_rows_per_key, py::arg("batch"), py::arg("rows").noconvert(),
            py::arg("locations") = py::none())
       .def("prefetch", &prefetch, py::arg("batch"), py::arg("locations") = py::none())
       .def("reads_ahead", &Shard::has_source)
-      .def("push", &push<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
+      .def("push", &push_rows<KeyBatch>, py::arg("batch"), py::arg("grads").noconvert(),
            py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0,
            py::arg("locations") = py::none())
-      .def("push", &push<SummedBatch>, py::arg("batch"), py::arg("grads").noconvert(),
+      .def("push", &push_rows<SummedBatch>, py::arg("batch"), py::arg("grads").noconvert(),
            py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0,
            py::arg("locations") = py::none())
-      .def("push_per_key", &push_per_key, py::arg("batch"), py::arg("grads").noconvert(),
+      .def("push_per_key", &push_rows_per_key, py::arg("batch"), py::arg("grads").noconvert(),
            py::arg("counts").noconvert() = py::none(), py::arg("clock") = 0,
            py::arg("locations") = py::none())
       .def("assign", &assign, py::arg("batch"), py::arg("rows").noconvert(), py::arg("clock") = 0)

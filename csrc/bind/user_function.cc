@@ -16,10 +16,10 @@ namespace shoal::bind {
 namespace {
 
 // The Python function that finds and calls users' functions, for the life of the process; guarded by the GIL.
-PyObject* function = nullptr;
+PyObject* user_function = nullptr;
 
 // Arrays over the engine's memory, which they share.
-bool call(const RowsCall& rows, std::vector<double>& words) {
+bool call_function(const RowsCall& rows, std::vector<double>& words) {
   auto shared = std::make_unique<std::shared_ptr<const void>>(rows.storage);
   const py::capsule owner(shared.get(),
                           [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); });
@@ -41,7 +41,7 @@ bool call(const RowsCall& rows, std::vector<double>& words) {
   }
   const py::bytes description(reinterpret_cast<const char*>(rows.description.data()),
                               rows.description.size());
-  const py::tuple result = py::reinterpret_borrow<py::object>(function)(
+  const py::tuple result = py::reinterpret_borrow<py::object>(user_function)(
       description, rows.writes,
       Array<std::uint64_t>(static_cast<py::ssize_t>(rows.hashes.size()), rows.hashes.data()), weights, state);
   const auto answer = result[1].cast<Array<double>>();
@@ -50,10 +50,10 @@ bool call(const RowsCall& rows, std::vector<double>& words) {
   return result[0].cast<bool>();
 }
 
-bool call_guarded(const RowsCall& rows, std::vector<double>& words) {
+bool call_function_guarded(const RowsCall& rows, std::vector<double>& words) {
   const py::gil_scoped_acquire gil;
   try {
-    return call(rows, words);
+    return call_function(rows, words);
   } catch (const py::error_already_set& error) {
     if (error.matches(PyExc_MemoryError)) {
       throw std::bad_alloc();
@@ -65,12 +65,12 @@ bool call_guarded(const RowsCall& rows, std::vector<double>& words) {
 }  // namespace
 
 void add_user_function(py::module_& module) {
-  // `call`: called as call(description, writes, hashes, weights, state), see shoal.user_functions.
+  // `call`: called as call_function(description, writes, hashes, weights, state), see shoal.user_functions.
   module.def(
       "set_rows_function",
-      [](const py::function& call) {
-        Py_XSETREF(function, py::object(call).release().ptr());
-        set_rows_function(&call_guarded);
+      [](const py::function& call_function) {
+        Py_XSETREF(user_function, py::object(call_function).release().ptr());
+        set_rows_function(&call_function_guarded);
       },
       py::arg("call"));
 }

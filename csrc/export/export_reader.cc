@@ -47,10 +47,10 @@ class KeyLoader {
  public:
   KeyLoader(std::span<const std::uint64_t> keys, ExportReader::KeyKind by) : keys_(keys), by_(by) {}
 
-  std::size_t runs() const noexcept { return Run::count(keys_.size()); }
-  void operator()(std::size_t r, Run& run) const noexcept {
-    const std::size_t first = r * Run::kMaxSize;
-    run.size = std::min(Run::kMaxSize, keys_.size() - first);
+  std::size_t runs() const noexcept { return ProbeRun::count(keys_.size()); }
+  void operator()(std::size_t r, ProbeRun& run) const noexcept {
+    const std::size_t first = r * ProbeRun::kMaxSize;
+    run.size = std::min(ProbeRun::kMaxSize, keys_.size() - first);
     const std::uint64_t* const from = keys_.data() + first;
     prefetch_later(first);
     if (by_ == ExportReader::KeyKind::kKey) {
@@ -61,12 +61,12 @@ class KeyLoader {
   }
 
  private:
-  static constexpr std::size_t kAhead = 8 * Run::kMaxSize;
+  static constexpr std::size_t kAhead = 8 * ProbeRun::kMaxSize;
 
   // The hardware prefetches a sequence of keys as well, but too late between so many other lines.
   void prefetch_later(std::size_t first) const noexcept {
     constexpr std::size_t kKeysOfLine = kCacheLine / sizeof(std::uint64_t);
-    for (std::size_t k = first + kAhead; k < std::min(first + kAhead + Run::kMaxSize, keys_.size());
+    for (std::size_t k = first + kAhead; k < std::min(first + kAhead + ProbeRun::kMaxSize, keys_.size());
          k += kKeysOfLine) {
       __builtin_prefetch(keys_.data() + k);
     }
@@ -86,10 +86,13 @@ struct PullStages {
   float* weights;
   const Fill& fill;  // replaces the row of a hash
 
-  float* weights_of(std::size_t r) const noexcept { return weights + r * Run::kMaxSize * form.dim(); }
-  void probe(std::size_t, Run& run, const Run& later) const noexcept { by.probe(width, run, later); }
-  void resolve(std::size_t, Run& run) const noexcept { by.resolve(width, run); }
-  bool probe_and_use(Run& run, const Run& later, std::size_t r, const Run& ready) const noexcept {
+  float* weights_of(std::size_t r) const noexcept { return weights + r * ProbeRun::kMaxSize * form.dim(); }
+  void probe(std::size_t, ProbeRun& run, const ProbeRun& later) const noexcept {
+    by.probe(width, run, later);
+  }
+  void resolve(std::size_t, ProbeRun& run) const noexcept { by.resolve(width, run); }
+  bool probe_and_use(ProbeRun& run, const ProbeRun& later, std::size_t r,
+                     const ProbeRun& ready) const noexcept {
     if (widen == nullptr) {
       return false;
     }
@@ -100,8 +103,8 @@ struct PullStages {
     }
     return true;
   }
-  void use(std::size_t r, const Run& run) const noexcept {
-    std::array<std::uint16_t, Run::kMaxSize> removed;
+  void use(std::size_t r, const ProbeRun& run) const noexcept {
+    std::array<std::uint16_t, ProbeRun::kMaxSize> removed;
     const std::size_t count =
         form.decode_rows(std::span(run.rows).first(run.size), weights_of(r), removed.data());
     for (std::size_t k = 0; k < count; ++k) {
@@ -170,29 +173,29 @@ void ExportReader::add(Slot slot, const SectionShape& shape, std::span<const std
 template <class Load, class Stages>
 void ExportReader::pipeline(const Layer& layer, std::size_t runs, const Load& load,
                             const Stages& stages) const {
-  static_assert(Run::kRing > 3 * Run::kStage);
-  std::array<Run, Run::kRing> ring;
-  const auto run_of = [&](std::size_t r) -> Run& { return ring[r % ring.size()]; };
-  for (std::size_t now = 0; now < runs + 3 * Run::kStage; ++now) {
+  static_assert(ProbeRun::kRing > 3 * ProbeRun::kStage);
+  std::array<ProbeRun, ProbeRun::kRing> ring;
+  const auto run_of = [&](std::size_t r) -> ProbeRun& { return ring[r % ring.size()]; };
+  for (std::size_t now = 0; now < runs + 3 * ProbeRun::kStage; ++now) {
     if (now < runs) {
       load(now, run_of(now));
-      if (now < Run::kStage) {
+      if (now < ProbeRun::kStage) {
         probe_.prepare<true>(layer.view(), run_of(now));
       } else {
         probe_.prepare<false>(layer.view(), run_of(now));
       }
     }
     // The number of a stage that has not begun wraps around, and is not below `runs`.
-    const std::size_t ready = now - 3 * Run::kStage;
+    const std::size_t ready = now - 3 * ProbeRun::kStage;
     bool used = false;
-    if (const std::size_t r = now - Run::kStage; r < runs) {
-      const Run& later = run_of(now < runs ? now : r);
+    if (const std::size_t r = now - ProbeRun::kStage; r < runs) {
+      const ProbeRun& later = run_of(now < runs ? now : r);
       used = ready < runs && stages.probe_and_use(run_of(r), later, ready, run_of(ready));
       if (!used) {
         stages.probe(r, run_of(r), later);
       }
     }
-    if (const std::size_t r = now - 2 * Run::kStage; r < runs) {
+    if (const std::size_t r = now - 2 * ProbeRun::kStage; r < runs) {
       stages.resolve(r, run_of(r));
     }
     if (ready < runs && !used) {
@@ -209,10 +212,14 @@ void ExportReader::find_rows(const Layer& layer, std::size_t runs, const Load& l
     std::size_t width;
     const Use& use_rows;
 
-    void probe(std::size_t, Run& run, const Run& later) const noexcept { by.probe(width, run, later); }
-    void resolve(std::size_t, Run& run) const noexcept { by.resolve(width, run); }
-    bool probe_and_use(Run&, const Run&, std::size_t, const Run&) const noexcept { return false; }
-    void use(std::size_t r, const Run& run) const { use_rows(r, run); }
+    void probe(std::size_t, ProbeRun& run, const ProbeRun& later) const noexcept {
+      by.probe(width, run, later);
+    }
+    void resolve(std::size_t, ProbeRun& run) const noexcept { by.resolve(width, run); }
+    bool probe_and_use(ProbeRun&, const ProbeRun&, std::size_t, const ProbeRun&) const noexcept {
+      return false;
+    }
+    void use(std::size_t r, const ProbeRun& run) const { use_rows(r, run); }
   };
   pipeline(layer, runs, load, Stages{.by = probe_, .width = layer.width, .use_rows = use});
 }
@@ -222,12 +229,12 @@ void ExportReader::find_rows(const Layer& layer, std::size_t runs, const Load& l
 template <class Use>
 void ExportReader::find_in_older_layers(Block& block, const Use& use) const {
   for (auto layer = layers_.rbegin() + 1; layer < layers_.rend() && block.open != 0; ++layer) {
-    const std::size_t runs = Run::count(block.open);
+    const std::size_t runs = ProbeRun::count(block.open);
     // A run is loaded before it is used, so those that stay open are moved over what has been read.
     const KeyLoader load({block.open_hashes.data(), std::exchange(block.open, 0)}, KeyKind::kHash);
-    find_rows(*layer, runs, load, [&](std::size_t r, const Run& run) {
+    find_rows(*layer, runs, load, [&](std::size_t r, const ProbeRun& run) {
       for (std::size_t i = 0; i < run.size; ++i) {
-        const std::uint16_t position = block.positions[r * Run::kMaxSize + i];
+        const std::uint16_t position = block.positions[r * ProbeRun::kMaxSize + i];
         use(position, run.rows[i]);
         block.add(run.hashes[i], position, run.is_absent(i));
       }
@@ -256,8 +263,8 @@ void ExportReader::for_each_rows(std::span<const std::uint64_t> keys, KeyKind by
                                  const Use& use) const {
   const auto whole = [&](std::size_t begin, std::size_t count) {
     const KeyLoader load(keys.subspan(begin, count), by);
-    find_rows(layers_.back(), load.runs(), load, [&](std::size_t r, const Run& run) {
-      use(begin + r * Run::kMaxSize, std::span(run.hashes).first(run.size),
+    find_rows(layers_.back(), load.runs(), load, [&](std::size_t r, const ProbeRun& run) {
+      use(begin + r * ProbeRun::kMaxSize, std::span(run.hashes).first(run.size),
           std::span(run.rows).first(run.size));
     });
   };
@@ -267,9 +274,9 @@ void ExportReader::for_each_rows(std::span<const std::uint64_t> keys, KeyKind by
       const std::size_t size = std::min(Block::kMaxSize, begin + count - first);
       const KeyLoader load(keys.subspan(first, size), by);
       block.open = 0;
-      find_rows(layers_.back(), load.runs(), load, [&](std::size_t r, const Run& run) {
+      find_rows(layers_.back(), load.runs(), load, [&](std::size_t r, const ProbeRun& run) {
         for (std::size_t i = 0; i < run.size; ++i) {
-          const std::size_t position = r * Run::kMaxSize + i;
+          const std::size_t position = r * ProbeRun::kMaxSize + i;
           block.hashes[position] = run.hashes[i];
           block.rows[position] = run.rows[i];
           block.add(run.hashes[i], static_cast<std::uint16_t>(position), run.is_absent(i));
@@ -300,15 +307,17 @@ void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by,
       float* to;
       decltype(resolved) done;
 
-      void probe(std::size_t r, Run& run, const Run& later) const noexcept {
-        by.probe_scalars(width, run, later, to + r * Run::kMaxSize);
+      void probe(std::size_t r, ProbeRun& run, const ProbeRun& later) const noexcept {
+        by.probe_scalars(width, run, later, to + r * ProbeRun::kMaxSize);
       }
-      void resolve(std::size_t r, Run& run) const noexcept {
-        by.resolve_scalars(width, run, to + r * Run::kMaxSize);
+      void resolve(std::size_t r, ProbeRun& run) const noexcept {
+        by.resolve_scalars(width, run, to + r * ProbeRun::kMaxSize);
         done(r, run);
       }
-      bool probe_and_use(Run&, const Run&, std::size_t, const Run&) const noexcept { return false; }
-      void use(std::size_t, const Run&) const noexcept {}
+      bool probe_and_use(ProbeRun&, const ProbeRun&, std::size_t, const ProbeRun&) const noexcept {
+        return false;
+      }
+      void use(std::size_t, const ProbeRun&) const noexcept {}
     };
     pipeline(layer, load.runs(), load,
              Stages{.by = probe_, .width = layer.width, .to = to, .done = resolved});
@@ -333,9 +342,10 @@ void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by,
   };
   const auto whole = [&](std::size_t begin, std::size_t count) {
     float* const to = weights.data() + begin;
-    find_weights(layers_.back(), {keys.subspan(begin, count), by}, to, [&](std::size_t r, const Run& run) {
-      fill(std::span(run.hashes).first(run.size), to + r * Run::kMaxSize);
-    });
+    find_weights(layers_.back(), {keys.subspan(begin, count), by}, to,
+                 [&](std::size_t r, const ProbeRun& run) {
+                   fill(std::span(run.hashes).first(run.size), to + r * ProbeRun::kMaxSize);
+                 });
   };
   const auto by_layer = [&](std::size_t begin, std::size_t count) {
     Block block;
@@ -343,13 +353,15 @@ void ExportReader::pull_scalars(std::span<const std::uint64_t> keys, KeyKind by,
       const std::size_t size = std::min(Block::kMaxSize, begin + count - first);
       float* const to = weights.data() + first;
       block.open = 0;
-      find_weights(layers_.back(), {keys.subspan(first, size), by}, to, [&](std::size_t r, const Run& run) {
-        for (std::size_t i = 0; i < run.size; ++i) {
-          const std::size_t position = r * Run::kMaxSize + i;
-          block.hashes[position] = run.hashes[i];
-          block.add(run.hashes[i], static_cast<std::uint16_t>(position), IndexProbe::absent(to[position]));
-        }
-      });
+      find_weights(layers_.back(), {keys.subspan(first, size), by}, to,
+                   [&](std::size_t r, const ProbeRun& run) {
+                     for (std::size_t i = 0; i < run.size; ++i) {
+                       const std::size_t position = r * ProbeRun::kMaxSize + i;
+                       block.hashes[position] = run.hashes[i];
+                       block.add(run.hashes[i], static_cast<std::uint16_t>(position),
+                                 IndexProbe::absent(to[position]));
+                     }
+                   });
       find_in_older_layers(block, [&](std::size_t position, const std::byte* row) {
         if (!is_missing(row)) {
           form_.decode(row, to + position, scale_of(row));

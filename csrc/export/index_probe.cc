@@ -110,7 +110,8 @@ struct FixedWidth {
   static constexpr bool kInlineRows = kRow != 0;
   static constexpr LineFormat kForm{kWidth, kRow};
 
-  static SHOAL_INLINE constexpr const LineFormat& of(const IndexProbe&, const Run&, std::uint64_t) noexcept {
+  static SHOAL_INLINE constexpr const LineFormat& of(const IndexProbe&, const ProbeRun&,
+                                                     std::uint64_t) noexcept {
     return kForm;
   }
 };
@@ -120,19 +121,20 @@ template <bool kAreInline>
 struct AnyWidth {
   static constexpr bool kInlineRows = kAreInline;
 
-  static SHOAL_INLINE const LineFormat& of(const IndexProbe& by, const Run& run, std::uint64_t hash) noexcept;
+  static SHOAL_INLINE const LineFormat& of(const IndexProbe& by, const ProbeRun& run,
+                                           std::uint64_t hash) noexcept;
 };
 
 // The loops over a run's hashes, instantiated for each line format and each way of comparing.
 struct ProbeKernels {
-  static SHOAL_INLINE const LineFormat& form_of(const IndexProbe& by, const Run& run,
+  static SHOAL_INLINE const LineFormat& form_of(const IndexProbe& by, const ProbeRun& run,
                                                 std::uint64_t hash) noexcept {
     return by.forms_[run.layer.row_arrays[index_of(by.slots_.of(hash))].width - LineFormat::kMinRowBytes];
   }
 
   // Looks up one hash in one line by exact comparison: returns 1 and sets its row if it is there, else 0.
   template <class Form, class Lines>
-  static SHOAL_INLINE unsigned read(const IndexProbe& by, Run& run, std::size_t i,
+  static SHOAL_INLINE unsigned read(const IndexProbe& by, ProbeRun& run, std::size_t i,
                                     const std::byte* line) noexcept {
     const std::uint64_t hash = run.hashes[i];
     const LineFormat& form = Form::of(by, run, hash);
@@ -158,7 +160,7 @@ struct ProbeKernels {
   // constant.
   template <class Form, std::size_t kBytes = 0>
   struct RowPlaces {
-    SHOAL_INLINE RowPlaces(const IndexProbe& by, const Run& run) noexcept
+    SHOAL_INLINE RowPlaces(const IndexProbe& by, const ProbeRun& run) noexcept
         : arrays(run.layer.row_arrays),
           shift(64U - by.slots_.bits()),
           bytes(kBytes != 0 ? kBytes : by.form_.bytes()),
@@ -202,7 +204,7 @@ struct ProbeKernels {
   // `none` is 0, or all ones if there is no such lane. Returns whether the high bits of all matches agree
   // too; if not, no result is valid.
   template <class Form, class Lines, class Use>
-  static SHOAL_INLINE bool probe_by_low_bits(const IndexProbe& by, const Run& run, const Run& later,
+  static SHOAL_INLINE bool probe_by_low_bits(const IndexProbe& by, const ProbeRun& run, const ProbeRun& later,
                                              const Use& use) noexcept {
     const std::size_t size = run.size;
     std::uint32_t other = 0;
@@ -223,7 +225,7 @@ struct ProbeKernels {
   }
 
   // Whether a hash has the low bits of an empty line, which are zero.
-  static SHOAL_INLINE bool any_low_is_zero(const Run& run) noexcept {
+  static SHOAL_INLINE bool any_low_is_zero(const ProbeRun& run) noexcept {
     std::uint32_t zero = 0;
     for (std::size_t i = 0; i < run.size; ++i) {
       zero |= static_cast<std::uint32_t>(run.hashes[i]) == 0 ? 1U : 0U;
@@ -247,7 +249,7 @@ struct ProbeKernels {
   }
 
   template <class Form, class Lines>
-  static SHOAL_INLINE void probe_exactly(const IndexProbe& by, Run& run) noexcept {
+  static SHOAL_INLINE void probe_exactly(const IndexProbe& by, ProbeRun& run) noexcept {
     run.absent = 0;
     for (std::size_t i = 0; i < run.size; ++i) {
       run.absent |= (read<Form, Lines>(by, run, i, run.lines[i]) ^ 1U) << i;
@@ -255,7 +257,7 @@ struct ProbeKernels {
   }
 
   // Finds out which of the absent hashes may be displaced, and prefetches the lines after their homes.
-  static SHOAL_INLINE void find_unresolved(Run& run) noexcept {
+  static SHOAL_INLINE void find_unresolved(ProbeRun& run) noexcept {
     std::uint32_t unresolved = 0;
     each_bit(run.absent, [&](std::size_t i) SHOAL_ALWAYS {
       const std::uint32_t displaced = may_be_displaced(run.lines[i]);
@@ -267,7 +269,7 @@ struct ProbeKernels {
 
   // Calls also(i) in the loop over the hashes.
   template <class Form, class Lines, std::size_t kBytes = 0, class Also>
-  static SHOAL_INLINE void probe(const IndexProbe& by, Run& run, const Run& later,
+  static SHOAL_INLINE void probe(const IndexProbe& by, ProbeRun& run, const ProbeRun& later,
                                  const Also& also) noexcept {
     const RowPlaces<Form, kBytes> places(by, run);
     std::uint32_t absent = 0;
@@ -298,8 +300,8 @@ struct ProbeKernels {
   // probe(), and in the same loop widens the rows of a run that is `ready`: the processor computes while it
   // waits for the translation of the addresses of what is prefetched. Returns a mask of the removed rows.
   template <class Form, class Kind, std::size_t kDim>
-  SHOAL_SIMD static std::uint32_t probe_and_widen(const IndexProbe& by, Run& run, const Run& later,
-                                                  const Run& ready, float* weights) noexcept {
+  SHOAL_SIMD static std::uint32_t probe_and_widen(const IndexProbe& by, ProbeRun& run, const ProbeRun& later,
+                                                  const ProbeRun& ready, float* weights) noexcept {
     std::uint32_t removed = 0;
     constexpr std::size_t kBytes = Kind::kFirst + kDim * sizeof(typename Kind::Stored);
     probe<Form, SimdLines, kBytes>(by, run, later, [&](std::size_t i) SHOAL_SIMD {
@@ -313,7 +315,7 @@ struct ProbeKernels {
 #endif
 
   template <class Form, class Lines, class ScalarRow>
-  static SHOAL_INLINE void probe_scalars(const IndexProbe& by, Run& run, const Run& later,
+  static SHOAL_INLINE void probe_scalars(const IndexProbe& by, ProbeRun& run, const ProbeRun& later,
                                          float* weights) noexcept {
     std::uint32_t absent = 0;
     const auto put = [weights](std::size_t i, std::uint32_t bits)
@@ -341,7 +343,7 @@ struct ProbeKernels {
   // arise from colliding hashes that an adversary has chosen; a linear search of them would take quadratic
   // time in all.
   template <class Form>
-  static const std::byte* find_line(const IndexProbe& by, const Run& run, const Section& section,
+  static const std::byte* find_line(const IndexProbe& by, const ProbeRun& run, const Section& section,
                                     std::uint64_t hash, std::size_t first, std::size_t most) noexcept {
     const LineFormat& form = Form::of(by, run, hash);
     const Homes homes{by.slots_, section.homes};
@@ -361,7 +363,7 @@ struct ProbeKernels {
   // Reads the lines after the homes until every hash of the run is resolved. Calls found(i, line, here) for
   // each line that is read for hash i: `here` is 1 if it is there, and run.rows[i] is its row.
   template <class Form, class Lines, class Found>
-  static SHOAL_INLINE void resolve(const IndexProbe& by, Run& run, const Found& found) noexcept {
+  static SHOAL_INLINE void resolve(const IndexProbe& by, ProbeRun& run, const Found& found) noexcept {
     const RowPlaces<Form> places(by, run);
     std::uint32_t left = 0;
     each_bit(run.unresolved, [&](std::size_t i) SHOAL_ALWAYS {
@@ -397,13 +399,13 @@ struct ProbeKernels {
   }
 
   template <class Form, class Lines>
-  static SHOAL_INLINE void resolve(const IndexProbe& by, Run& run) noexcept {
+  static SHOAL_INLINE void resolve(const IndexProbe& by, ProbeRun& run) noexcept {
     resolve<Form, Lines>(by, run, [](std::size_t, const std::byte*, std::uint32_t) SHOAL_ALWAYS {});
     each_bit(run.absent, [&](std::size_t i) SHOAL_ALWAYS { run.rows[i] = by.no_row(); });
   }
 
   template <class Form, class Lines, class ScalarRow>
-  static SHOAL_INLINE void resolve_scalars(const IndexProbe& by, Run& run, float* weights) noexcept {
+  static SHOAL_INLINE void resolve_scalars(const IndexProbe& by, ProbeRun& run, float* weights) noexcept {
     resolve<Form, Lines>(by, run,
                          [&](std::size_t i, const std::byte* line, std::uint32_t is_match) SHOAL_ALWAYS {
                            const std::uint32_t mask = 0U - is_match;
@@ -416,7 +418,7 @@ struct ProbeKernels {
 };
 
 template <bool kAreInline>
-SHOAL_INLINE const LineFormat& AnyWidth<kAreInline>::of(const IndexProbe& by, const Run& run,
+SHOAL_INLINE const LineFormat& AnyWidth<kAreInline>::of(const IndexProbe& by, const ProbeRun& run,
                                                         std::uint64_t hash) noexcept {
   return ProbeKernels::form_of(by, run, hash);
 }
@@ -426,17 +428,17 @@ namespace {
 // The kernels of one line format; those for rows of one weight are ScalarKernels.
 template <class Form>
 struct RowKernels {
-  static void probe(const IndexProbe& by, Run& run, const Run& later) noexcept {
+  static void probe(const IndexProbe& by, ProbeRun& run, const ProbeRun& later) noexcept {
     ProbeKernels::probe<Form, PortableLines>(by, run, later, [](std::size_t) SHOAL_ALWAYS {});
   }
-  static void resolve(const IndexProbe& by, Run& run) noexcept {
+  static void resolve(const IndexProbe& by, ProbeRun& run) noexcept {
     ProbeKernels::resolve<Form, PortableLines>(by, run);
   }
 #if defined(SHOAL_SIMD)
-  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, Run& run, const Run& later) noexcept {
+  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, ProbeRun& run, const ProbeRun& later) noexcept {
     ProbeKernels::probe<Form, SimdLines>(by, run, later, [](std::size_t) SHOAL_ALWAYS {});
   }
-  SHOAL_SIMD static void resolve_by_simd(const IndexProbe& by, Run& run) noexcept {
+  SHOAL_SIMD static void resolve_by_simd(const IndexProbe& by, ProbeRun& run) noexcept {
     ProbeKernels::resolve<Form, SimdLines>(by, run);
   }
 #endif
@@ -444,18 +446,18 @@ struct RowKernels {
 
 template <class Form, class ScalarRow>
 struct ScalarKernels {
-  static void probe(const IndexProbe& by, Run& run, const Run& later, float* weights) noexcept {
+  static void probe(const IndexProbe& by, ProbeRun& run, const ProbeRun& later, float* weights) noexcept {
     ProbeKernels::probe_scalars<Form, PortableLines, ScalarRow>(by, run, later, weights);
   }
-  static void resolve(const IndexProbe& by, Run& run, float* weights) noexcept {
+  static void resolve(const IndexProbe& by, ProbeRun& run, float* weights) noexcept {
     ProbeKernels::resolve_scalars<Form, PortableLines, ScalarRow>(by, run, weights);
   }
 #if defined(SHOAL_SIMD)
-  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, Run& run, const Run& later,
+  SHOAL_SIMD static void probe_by_simd(const IndexProbe& by, ProbeRun& run, const ProbeRun& later,
                                        float* weights) noexcept {
     ProbeKernels::probe_scalars<Form, SimdLines, ScalarRow>(by, run, later, weights);
   }
-  SHOAL_SIMD static void resolve_by_simd(const IndexProbe& by, Run& run, float* weights) noexcept {
+  SHOAL_SIMD static void resolve_by_simd(const IndexProbe& by, ProbeRun& run, float* weights) noexcept {
     ProbeKernels::resolve_scalars<Form, SimdLines, ScalarRow>(by, run, weights);
   }
 #endif

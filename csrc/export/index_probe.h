@@ -70,7 +70,7 @@ struct LayerView {
 };
 
 // A block of hashes that is being looked up.
-struct Run {
+struct ProbeRun {
   static constexpr std::size_t kMaxSize = 32;  // a bit of a mask for each
   static constexpr std::size_t kStage = 2;     // runs from one stage to the next
   static constexpr std::size_t kRing = 8;      // runs in flight
@@ -94,18 +94,18 @@ class IndexProbe {
  public:
   static constexpr std::size_t kWidths = LineFormat::kMaxDim - LineFormat::kMinRowBytes + 1;
   struct Kernels {
-    void (*probe)(const IndexProbe&, Run&, const Run& later) noexcept;
-    void (*resolve)(const IndexProbe&, Run&) noexcept;
+    void (*probe)(const IndexProbe&, ProbeRun&, const ProbeRun& later) noexcept;
+    void (*resolve)(const IndexProbe&, ProbeRun&) noexcept;
     // Null if a row is more than one weight.
-    void (*probe_scalars)(const IndexProbe&, Run&, const Run& later, float* weights) noexcept;
-    void (*resolve_scalars)(const IndexProbe&, Run&, float* weights) noexcept;
+    void (*probe_scalars)(const IndexProbe&, ProbeRun&, const ProbeRun& later, float* weights) noexcept;
+    void (*resolve_scalars)(const IndexProbe&, ProbeRun&, float* weights) noexcept;
   };
   using KernelTable = std::array<Kernels, kWidths + 1>;
   // probe(), and widens the rows of a run that is `ready`; returns a mask of those that are marked as
   // removed. Faster than one after the other, because the second needs no memory while the first waits for
   // it.
-  using Widen = std::uint32_t (*)(const IndexProbe&, Run& run, const Run& later, const Run& ready,
-                                  float* weights) noexcept;
+  using Widen = std::uint32_t (*)(const IndexProbe&, ProbeRun& run, const ProbeRun& later,
+                                  const ProbeRun& ready, float* weights) noexcept;
 
   // Uses intrinsics or their portable equivalent, as the row format does.
   // `no_row` is what a hash without a row gets.
@@ -126,7 +126,7 @@ class IndexProbe {
 
   // Requires run.hashes and run.size, at least 1. `prefetches`: the homes, which no earlier run prefetches.
   template <bool prefetches>
-  void prepare(const LayerView& layer, Run& run) const noexcept {
+  void prepare(const LayerView& layer, ProbeRun& run) const noexcept {
     const unsigned bits = slots_.bits();
     run.layer = layer;
     for (std::size_t i = 0; i < run.size; ++i) {
@@ -142,22 +142,22 @@ class IndexProbe {
   }
   // `width`: bytes per hash in all sections; 0 if they differ. Prefetches the homes of a `later` run, which
   // has been prepared; `run` itself if there is none.
-  void probe(std::size_t width, Run& run, const Run& later) const noexcept {
+  void probe(std::size_t width, ProbeRun& run, const ProbeRun& later) const noexcept {
     kernels_[kernel_index(width)].probe(*this, run, later);
   }
   // Null except for 6 bytes per hash, as in tables of 1e6 to 1e8 rows, and the usual dims.
   Widen widens(std::size_t width) const noexcept;
   // The same for rows of one weight, which are read too. The weight of an `absent` hash, and of a removed
   // row, is a NaN.
-  void probe_scalars(std::size_t width, Run& run, const Run& later, float* weights) const noexcept {
+  void probe_scalars(std::size_t width, ProbeRun& run, const ProbeRun& later, float* weights) const noexcept {
     kernels_[kernel_index(width)].probe_scalars(*this, run, later, weights);
   }
-  void resolve_scalars(std::size_t width, Run& run, float* weights) const noexcept {
+  void resolve_scalars(std::size_t width, ProbeRun& run, float* weights) const noexcept {
     kernels_[kernel_index(width)].resolve_scalars(*this, run, weights);
   }
   static bool absent(float weight) noexcept { return std::bit_cast<std::uint32_t>(weight) == kAbsent; }
   // Afterwards run.rows are the rows of the layer. A hash that the layer does not have gets no_row().
-  void resolve(std::size_t width, Run& run) const noexcept {
+  void resolve(std::size_t width, ProbeRun& run) const noexcept {
     kernels_[kernel_index(width)].resolve(*this, run);
   }
 
@@ -169,7 +169,7 @@ class IndexProbe {
     return width == 0 ? kWidths : width - LineFormat::kMinRowBytes;
   }
 
-  const Section& section_of(const Run& run, std::uint64_t hash) const noexcept {
+  const Section& section_of(const ProbeRun& run, std::uint64_t hash) const noexcept {
     return run.layer.sections[index_of(slots_.of(hash))];
   }
 
