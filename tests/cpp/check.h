@@ -40,6 +40,19 @@ inline bool is_emulated() {
   return is;
 }
 
+// A sanitizer runs the tests: each step takes 10 to 50 times as long.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(SHOAL_SANITIZED)
+inline constexpr bool kIsSanitized = true;
+#else
+inline constexpr bool kIsSanitized = false;
+#endif
+
+// So many rounds of a random test, and a third of them under a sanitizer, whose findings are not rare ones.
+template <class T>
+constexpr T rounds(T count) {
+  return kIsSanitized ? (count + 2) / 3 : count;
+}
+
 struct Where {
   const char* file;
   int line;

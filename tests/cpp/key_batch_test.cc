@@ -31,14 +31,8 @@ std::vector<ThreadPool*> pools() {
   return {&one, &two, &three, &eight};
 }
 
-// Those whose results are compared. The thread sanitizer sees as much with one of them, in a minute less.
-std::vector<ThreadPool*> compared_pools() {
-#if defined(__SANITIZE_THREAD__)
-  return {pools()[2]};
-#else
-  return pools();
-#endif
-}
+// Those whose results are compared. A sanitizer sees as much with one of them, in a minute less.
+std::vector<ThreadPool*> compared_pools() { return check::kIsSanitized ? std::vector{pools()[2]} : pools(); }
 
 template <class T>
 bool same(std::span<const T> a, const std::vector<T>& b) {

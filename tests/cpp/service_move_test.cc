@@ -412,7 +412,7 @@ void run(Mode mode, std::uint32_t staleness, std::uint64_t slot_bytes, std::uint
 }
 
 TEST(arcs_that_move_at_any_point_go_on_as_if_they_had_stayed) {
-  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+  for (std::uint64_t seed = 0; seed < check::rounds(3U); ++seed) {
     run(Mode::kBsp, 0, 0, seed, false);
     run(Mode::kBsp, 0, 1 << 20, 10 + seed, false);
     run(Mode::kSsp, 2, 0, 20 + seed, false);
@@ -421,7 +421,7 @@ TEST(arcs_that_move_at_any_point_go_on_as_if_they_had_stayed) {
 }
 
 TEST(arcs_with_tiers_go_on_as_those_in_memory_also_if_they_move_or_are_copied) {
-  for (std::uint64_t seed = 0; seed < 2; ++seed) {
+  for (std::uint64_t seed = 0; seed < check::rounds(2U); ++seed) {
     for (const bool copies : {false, true}) {
       run(Mode::kBsp, 0, 0, 100 + seed, copies, true);
       run(Mode::kSsp, 2, 0, 110 + seed, copies, true);
@@ -431,7 +431,7 @@ TEST(arcs_with_tiers_go_on_as_those_in_memory_also_if_they_move_or_are_copied) {
 }
 
 TEST(copies_of_arcs_at_any_point_go_on_like_them_and_have_equal_bytes) {
-  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+  for (std::uint64_t seed = 0; seed < check::rounds(3U); ++seed) {
     run(Mode::kBsp, 0, 0, 40 + seed, true);
     run(Mode::kSsp, 2, 0, 50 + seed, true);
     run(Mode::kAsp, 0, 1 << 20, 60 + seed, true);
@@ -502,7 +502,7 @@ TEST(damage_with_a_right_checksum_does_no_more_than_throw) {
   const auto pieces = some_pieces();
   std::mt19937_64 random(17);
   std::size_t refused = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < check::rounds(3000); ++i) {
     auto damaged = pieces;
     auto& piece = damaged[random() % 3 == 0 ? damaged.size() - 1 : random() % damaged.size()];
     for (std::uint64_t n = 1 + random() % 3; n != 0; --n) {
@@ -525,7 +525,7 @@ TEST(damage_with_a_right_checksum_does_no_more_than_throw) {
       ++refused;
     }
   }
-  CHECK(refused > 500);
+  CHECK(refused > check::rounds(500U));
 }
 
 class Two {

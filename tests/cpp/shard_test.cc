@@ -102,7 +102,7 @@ TEST(pushes_and_erasures_agree_with_a_map_for_every_cut_and_number_of_threads) {
       Store store(sgd(dim, 0.25), slots, threads, locks);
       std::map<std::uint64_t, std::vector<float>> rows;
       std::mt19937_64 random(slots);
-      for (int phase = 0; phase < 12; ++phase) {
+      for (int phase = 0; phase < check::rounds(12); ++phase) {
         const auto keys = draw_keys(random, 6000, 3000);
         std::vector<float> grads(dim * keys.size());
         for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -169,7 +169,7 @@ TEST(rows_as_given_and_where_they_stood_change_no_bits) {
         RowLocations locations;
       };
       std::vector<std::unique_ptr<Known>> all;
-      for (int phase = 0; phase < 40; ++phase) {
+      for (int phase = 0; phase < check::rounds(40); ++phase) {
         if (all.size() < 5) {
           auto keys = draw_keys(random, 1 + random() % 6000, phase < 20 ? 3000 : 20'000);
           auto batch = KeyBatch(keys, twin.cut, twin.pool);

@@ -140,7 +140,7 @@ void check_against_map(std::size_t row_bytes, Slots slots,
   SlotTable table(layout, slots.of(kFirst), chunks);
   Rows rows;
   std::mt19937_64 random(row_bytes);
-  for (int phase = 0; phase < 30; ++phase) {
+  for (int phase = 0; phase < check::rounds(30); ++phase) {
     const bool erasing = phase % 10 >= 6;
     if (!erasing && random() % 2 == 0) {
       std::vector<std::uint64_t> hashes(random() % 300);
@@ -279,7 +279,7 @@ TEST(random_hashes_do_not_scramble_a_slot) {
   const Layout layout(8, slots);
   SlotTable table(layout, Slot{2});
   std::mt19937_64 random(5);
-  for (int k = 0; k < 400'000; ++k) {
+  for (int k = 0; k < check::rounds(400'000); ++k) {
     table.make_room(1);
     table.insert(random() >> 2U | kFirst);
   }

@@ -226,7 +226,7 @@ TEST(a_copy_is_the_whole_state_of_the_moment_whatever_comes_between) {
       Store store(kind, slots, 1, Locks::kOne);
       std::mt19937_64 random(slots);
       std::uint32_t clock = 0;
-      for (int round = 0; round < 4; ++round) {
+      for (int round = 0; round < check::rounds(4); ++round) {
         const auto change = [&] { store.change(random, 4000, clock += step(random)); };
         for (int i = 0; i < 4; ++i) {
           change();
@@ -540,7 +540,7 @@ TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
         change(1);
         base.done("saved");
       }
-      for (int round = 0; round < 12; ++round) {
+      for (int round = 0; round < check::rounds(12); ++round) {
         if (round % 3 == 1) {
           change(3);
         } else {

@@ -217,20 +217,20 @@ void run_trace(Pair& pair, std::uint64_t seed, std::uint64_t below, int steps) {
 TEST(a_tiered_table_equals_one_in_memory_after_any_trace) {
   for (const std::uint64_t seed : {1U, 2U, 3U}) {
     Pair wide(adagrad(16), 4, 96 << 10U);
-    run_trace(wide, seed, 4000, 200);
+    run_trace(wide, seed, 4000, check::rounds(200));
     CHECK(wide.tiered.tier_stats().value().merges > 0);
     CHECK(wide.tiered.tier_stats().value().misses > 0);
     CHECK(wide.tiered.tier_stats().value().prefetched > 100);
   }
   Pair narrow(ftrl(), 2, 32 << 10U);
-  run_trace(narrow, 4, 6000, 300);
+  run_trace(narrow, 4, 6000, check::rounds(300));
   CHECK(narrow.tiered.tier_stats().value().misses > 0);
   Pair half(adagrad(3, Dtype::kFloat16), 8, 48 << 10U, 1, ReadQueue::Engine::kThreads);
-  run_trace(half, 5, 5000, 200);
+  run_trace(half, 5, 5000, check::rounds(200));
   CHECK(half.tiered.tier_stats().value().misses > 0);
   CHECK(!half.tiered.tier_stats().value().is_async);
   Pair huge(adagrad(1500), 2, 4 << 20U);  // rows of more than a page
-  run_trace(huge, 6, 600, 60);
+  run_trace(huge, 6, 600, check::rounds(60));
   CHECK(huge.tiered.tier_stats().value().misses > 0);
 }
 
