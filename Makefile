@@ -26,14 +26,15 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install wheel check-wheels lint format types cpp py py-most py-ray fast long ray-versions sim asan tsan thread-safety fuzz fuzz-corpus docs bench clean
+.PHONY: help demo test install wheel check-wheels lint format types cpp py fast slow long ray-versions sim asan tsan thread-safety fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
 	@echo '             (a real file: make demo DATA=path FORMAT=libsvm|criteo)'
-	@echo 'make test    lint, types, layers, C++ tests, Python tests'
-	@echo 'make lint | types | cpp | py    one part of it'
-	@echo 'make fast    the Python tests but for those that take seconds, start processes or need an object store: three minutes'
+	@echo 'make test    lint, types, layers, the fast Python tests'
+	@echo 'make lint | types | fast        one part of it'
+	@echo 'make slow    the Python tests that take seconds, start processes, or need an object store or Ray; make py: fast and slow'
+	@echo 'make cpp     the C++ tests'
 	@echo 'make long    the tests that make test leaves out, and more random examples: other settings, seeds and sizes of'
 	@echo '             what it tests'
 	@echo 'make ray-versions               the Python tests on Ray, with the earlier versions RAY_VERSIONS=...'
@@ -121,21 +122,19 @@ demo: $(STAMPS)/install
 
 # ---- tests ----
 
-# TESTED_CPP= leaves out the C++ tests, and TESTED_CPP=cpp-package those of the preset dev. The types are checked, by one thread, and then the tests
-# on Ray run, which mostly wait, beside the other Python tests; a shell has what is in the background ignore Ctrl-C, so that
-# ends it.
-TESTED_CPP ?= cpp
-test: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus $(if $(filter cpp,$(TESTED_CPP)),compile-dev)
+# The types are checked, by one thread, beside the tests; a shell has what is in the background ignore Ctrl-C, so that ends
+# it.
+test: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
 	@start=$$(date +%s); failed=; mkdir -p build; \
-	for part in lint $(TESTED_CPP); do $(MAKE) $$part || failed="$$failed $$part"; done; \
+	$(MAKE) lint || failed="$$failed lint"; \
 	trap 'trap - INT TERM; kill 0' INT TERM; \
-	{ $(MAKE) types; types=$$?; $(MAKE) py-ray && exit $$types; } >build/beside.log 2>&1 & beside=$$!; \
-	$(MAKE) py-most || failed="$$failed py-most"; \
-	wait $$beside || failed="$$failed types-or-py-ray"; \
-	cat build/beside.log; \
+	$(MAKE) types >build/types.log 2>&1 & beside=$$!; \
+	$(MAKE) fast || failed="$$failed fast"; \
+	wait $$beside || failed="$$failed types"; \
+	cat build/types.log; \
 	took="$$(($$(date +%s) - start)) s"; \
 	if [ -n "$$failed" ]; then echo "==> make test FAILED in$$failed, after $$took"; exit 1; fi; \
-	echo "==> make test passed in $$took: lint, layers, types, $(if $(TESTED_CPP),C++ tests, )Python tests"
+	echo "==> make test passed in $$took: lint, layers, types, the fast Python tests; make slow and make cpp run the others"
 
 lint: $(STAMPS)/dev-tools
 	$(say) 'lint: ruff, clang-format, cython-lint, codespell, layers'
@@ -213,20 +212,20 @@ pytest_alone = $(BIN)/python -m pytest --quiet
 pytest = $(pytest_alone) -n $(shell expr '(' 3 '*' $(JOBS) + 1 ')' / 2) --dist worksteal \
     $(patsubst %,--ignore=tests/ray/test_%.py,cluster nodes serve tune)
 
-py: py-most py-ray
+py: fast slow
 
-py-most: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
-	$(say) 'Python tests'
-	@$(pytest) -m 'not ray and not long'
-
-# In one process, which starts clusters of Ray once.
-py-ray: $(STAMPS)/install $(STAMPS)/torch
-	$(say) 'Python tests on Ray'
-	@$(pytest_alone) -m 'ray and not long' tests/ray
-
-fast: $(STAMPS)/install $(STAMPS)/torch
+fast: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
 	$(say) 'Python tests, but for the slow ones'
-	@$(pytest) -m 'not slow and not long'
+	@$(pytest) -m 'not slow and not ray and not long'
+
+# Those on Ray, which mostly wait, run beside the others, in one process that starts clusters of Ray once.
+slow: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
+	$(say) 'Python tests: the slow ones, and those on Ray'
+	@mkdir -p build; trap 'trap - INT TERM; kill 0' INT TERM; \
+	$(pytest_alone) -m 'ray and not long' tests/ray >build/ray.log 2>&1 & beside=$$!; \
+	$(pytest) -m 'slow and not ray and not long'; status=$$?; \
+	wait $$beside || status=$$?; \
+	cat build/ray.log; exit $$status
 
 long: $(STAMPS)/install $(STAMPS)/torch
 	$(say) 'Python tests: the long ones'

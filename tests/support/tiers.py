@@ -1,4 +1,4 @@
-"""Which tests `make test` runs: all but the long ones, which `make long` runs.
+"""Which tests are long: `make long` runs them, `make fast` and `make slow` the others.
 
 A long test repeats what a shorter one checks, with other settings, seeds, sizes or formats, or checks the checks. Tests
 of random examples, those of Hypothesis and others that are marked ``rounds``, are run by both: by `make long`, which
