@@ -152,14 +152,14 @@ output = "{tmp_path / "m"}"
         assert reported["model"] == "click model"
         assert reported["takes"]["columns"] == {"site": "text", "user": "text"}
         assert "fields" in reported["takes"]["keys"]
-    _refuses_rows_alone(tmp_path, "dense part")
+    _refuses_rows_alone(tmp_path, "dense part", 1024)
 
 
-def _refuses_rows_alone(folder, part):
+def _refuses_rows_alone(folder, part, slots):
     """Check that no delta has new rows of the model `m` beside the older `part` of the export `e`."""
     (rows,) = (folder / "m").glob("checkpoint-*")
     message = f"has a model with a {part}, which new rows do not match: call model.export, or save the model and export"
-    with shoal.local(slots=1024) as store:
+    with shoal.local(slots=slots) as store:
         store.load(rows)
         with pytest.raises(ValueError, match=message):
             store.export(folder / "e2", since=folder / "e")
@@ -174,7 +174,7 @@ def test_a_delta_of_rows_is_served_with_their_own_calibration_only(tmp_path):
         model.partial_fit(batch)
         model.calibrate(held_out, "platt").save(tmp_path / "m")
         exported(tmp_path / "m", tmp_path / "e")
-        _refuses_rows_alone(tmp_path, "calibration")
+        _refuses_rows_alone(tmp_path, "calibration", 64)
         model.partial_fit(later)
         model.calibrate(held_out, "platt").save(tmp_path / "m", overwrite=True)
         exported(tmp_path / "m", tmp_path / "e2", "--since", tmp_path / "e")
