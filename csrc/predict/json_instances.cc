@@ -262,15 +262,6 @@ text::Cursor take_keys(text::Cursor begin, text::Cursor end, ExampleBuilder& int
     if (text::read_key(p, end, keys[count]) != text::Fault::kGood) {
       break;
     }
-    // As most programs write it, "," or ", ": the next one begins with 1 to 9.
-    if (end - p > 2 && *p == ',') {
-      const text::Cursor next = p + (p[1] == ' ' ? 2 : 1);
-      if (static_cast<unsigned>(*next - '1') < 9U && count + 1 < keys.size()) {
-        taken = p = next;
-        ++count;
-        continue;
-      }
-    }
     p = behind_blanks(p);
     if (p == end || (*p != ',' && *p != ']')) {
       break;
