@@ -241,6 +241,7 @@ def test_inspect_tells_of_what_a_delta_is(chain, tmp_path, capsys):
     assert "rows of 4,001" in reported
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32),
     rules=st.sampled_from(list(RULES)),

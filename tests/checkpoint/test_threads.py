@@ -77,6 +77,7 @@ def test_changes_of_one_thread_are_lost_to_a_load_up_to_one_moment_and_kept_from
             assert left == sorted(left), f"a change was lost after its load, of {count}"
 
 
+@pytest.mark.slow
 def test_erases_of_one_thread_are_undone_by_a_load_up_to_one_moment_and_stay_from_it_on(tmp_path):
     with shoal.local(threads=1, slots=2) as store:
         filled(store, 1)
@@ -135,6 +136,7 @@ def test_a_push_under_way_is_done_before_the_load_and_one_that_comes_later_is_ma
         assert table.stats().step == 1
 
 
+@pytest.mark.slow
 def test_a_save_beside_loads_is_of_one_moment(tmp_path):
     with shoal.local(threads=1, slots=2) as store:
         for value in (1, 2):

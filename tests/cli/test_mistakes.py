@@ -152,6 +152,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )

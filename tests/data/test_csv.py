@@ -218,6 +218,7 @@ TEXTS = st.text(st.characters(blacklist_characters="\n\r\0", blacklist_categorie
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(
         st.tuples(st.booleans(), TEXTS, TEXTS, st.floats(width=32, allow_nan=False, allow_infinity=False)), max_size=20

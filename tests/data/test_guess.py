@@ -100,6 +100,7 @@ def test_a_separator_is_named_remembered_and_checked(tmp_path, capsys, monkeypat
     assert "--sep applies to csv" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_tilde_is_the_home_directory_wherever_a_path_is_taken(tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("matplotlib")))  # its own files, in the home

@@ -209,6 +209,7 @@ def test_a_table_of_arrow_names_what_its_csv_names(tmp_path, kind):
     assert reader.names is names
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=7), min_size=1, max_size=9),
     pairs=st.lists(
@@ -375,6 +376,7 @@ def test_names_may_be_added_and_asked_for():
         shoal.read_libsvm(__file__, names={})
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.integers(0, 2**64 - 1), st.text(st.characters(codec="utf-8"))), st.integers(0, 5))
 def test_names_are_saved_and_pickled_as_they_are(tmp_path_factory, named, spare):
     names = FeatureNames(len(named) + spare)

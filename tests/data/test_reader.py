@@ -94,6 +94,7 @@ def test_every_batch_but_the_last_has_exactly_batch_size_examples(file, packer, 
     assert keys_of(reader) == list(range(1000))
 
 
+@pytest.mark.slow
 @given(lines=LINES, block=st.integers(1, 200), batch_size=st.integers(1, 9), threads=st.sampled_from([1, 1, 2]))
 def test_batches_do_not_depend_on_where_blocks_end(tmp_path_factory, lines, block, batch_size, threads):
     data = b"".join(lines)
@@ -141,6 +142,7 @@ def test_an_empty_file_has_no_batches(file, read):
     assert reader.progress() == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKERS)
 def test_the_splits_of_a_file_hold_each_line_once(file, packer):
     reader = read_libsvm(file(PACKERS[packer](numbered(300_000))), batch_size=5000)
@@ -181,6 +183,7 @@ def test_a_reader_can_be_pickled_also_in_the_middle_of_a_pass(file):
         assert keys_of(pickle.loads(pickle.dumps(reader))) == keys_of(reader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKERS)
 def test_progress_rises_from_zero_to_one(file, packer):
     reader = read_libsvm(file(PACKERS[packer](numbered(400_000))), batch_size=1000)
@@ -345,6 +348,7 @@ def test_damage_is_an_error_that_names_the_file(file):
 # ---- threads ----
 
 
+@pytest.mark.slow
 @parsers
 def test_a_pass_has_its_threads_and_they_end_with_the_data(file, threads):
     reader = read_libsvm(file(numbered(1_000_000)), batch_size=100, reader_threads=threads)
@@ -400,6 +404,7 @@ def test_the_threads_end_when_the_iterator_is_dropped(file, threads):
     assert reading_threads() == []
 
 
+@pytest.mark.slow
 @parsers
 def test_the_threads_end_when_the_iterator_is_garbage_in_a_cycle(file, threads):
     batches = iter(read_libsvm(file(numbered(200_000)), batch_size=100, reader_threads=threads))
@@ -533,6 +538,7 @@ def run(script: str, path: Path, *words: int) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 @parsers
 def test_the_interpreter_exits_in_the_middle_of_a_pass(file, threads):
     script = """
@@ -547,6 +553,7 @@ sys.exit(7)
     assert (done.returncode, done.stdout, done.stderr) == (7, "read\n", "")
 
 
+@pytest.mark.slow
 @parsers
 def test_a_forked_child_gets_an_error_from_the_old_pass_and_may_begin_a_new_one(file, threads):
     script = """

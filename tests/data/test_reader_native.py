@@ -260,6 +260,7 @@ def criteo_lines(draw):
     return b"\t".join(columns) + draw(st.sampled_from([b"\n", b"\r\n"]))
 
 
+@pytest.mark.slow
 @given(st.lists(criteo_lines(), max_size=4).map(b"".join))
 def test_criteo_lines_of_any_columns_come_to_what_the_slow_parser_says(data):
     check("criteo", data)

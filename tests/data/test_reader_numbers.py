@@ -117,6 +117,7 @@ def test_a_power_beyond_all_bounds_is_too_large_or_nothing():
         assert (fault, values.tolist()) == (0, [0.0])
 
 
+@pytest.mark.slow
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=None, min_value=-(10**12), max_value=10**12))
 def test_any_decimal_is_the_nearest_float32(number):
     if number == 0 or abs(number.adjusted()) < 100:

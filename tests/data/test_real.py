@@ -10,6 +10,7 @@ from shoal.data import read_arrow, read_csv, read_libsvm, read_parquet, read_vw
 from tiers import long_after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "features", "positive"),
     [
@@ -67,6 +68,7 @@ def test_a_real_table_of_text_has_its_rows_and_a_key_for_each_different_cell(sho
     assert np.array_equal(again, np.concatenate([batch.keys for batch in batches]))
 
 
+@pytest.mark.slow
 def test_a_real_file_of_parquet_has_its_rows_and_a_model_of_it_the_auc_of_the_reference(shoal_data):
     pytest.importorskip("pyarrow")
     folder = shoal_data / "criteo_attribution"

@@ -57,6 +57,7 @@ def check_every_position(make, content=rows):
         assert content(resumed) == content(batches[i:])  # again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", long_but(["gzip"], PACKERS.keys()))
 @given(texts=TEXTS, size=st.integers(1, 5), threads=st.sampled_from([1, 2]))
 def test_every_position_of_every_list_of_files(tmp_path_factory, packer, texts, size, threads):

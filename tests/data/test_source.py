@@ -69,6 +69,7 @@ def write(tmp_path_factory):
     return write_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKERS)
 @given(data=TEXTS, block=st.integers(1, 70))
 def test_blocks_of_any_size_hold_every_line_once_and_in_order(write, packer, data, block):
@@ -87,6 +88,7 @@ def test_a_split_of_a_plain_file_holds_the_lines_whose_first_byte_is_in_its_rang
                 assert lines_of(path, rank, n, block_bytes=block, line_limit_bytes=10**6) == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", ["gzip", "xz"])
 @given(data=TEXTS, block=st.integers(1, 40))
 def test_a_split_of_a_compressed_file_holds_the_lines_that_end_in_its_blocks(write, packer, data, block):

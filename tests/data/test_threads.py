@@ -124,6 +124,7 @@ def write(tmp_path_factory):
     return write_files
 
 
+@pytest.mark.slow
 @given(case=cases())
 @example(Case("libsvm", [b"1 3:1\n1 bad\n" * 9], "plain", 6, 2, True, 100, (0, 1)))  # malformed where blocks end
 @example(Case("libsvm", [b"1 3:1\n" * 9 + b"0 " + b"7:1 " * 40], "plain", 6, 2, True, 100, (0, 1)))  # too long
@@ -139,6 +140,7 @@ def test_any_number_of_threads_yields_what_one_yields(write, case):
         assert list(others.items()) == list(names.items())  # the same ones, in the same order
 
 
+@pytest.mark.slow
 @given(case=cases(), threads=st.sampled_from([(1, 2), (2, 1), (2, 5), (5, 2)]))
 def test_a_pass_goes_on_from_any_position_with_another_number_of_threads(write, case, threads):
     paths = write(case)
@@ -151,6 +153,7 @@ def test_a_pass_goes_on_from_any_position_with_another_number_of_threads(write, 
         assert error is not None or rest[-1][1] == groups[-1][1]  # lines that were left out
 
 
+@pytest.mark.slow
 @given(case=cases().filter(lambda case: case.form == "libsvm"), threads=st.sampled_from([1, 2, 5]))
 def test_a_position_is_behind_the_last_line_of_its_batch(write, case, threads):
     case = case._replace(skip=True, limit=10_000, split=(0, 1))

@@ -189,6 +189,7 @@ MOMENTS = st.datetimes(dt.datetime(1700, 1, 1), dt.datetime(2250, 1, 1)).map(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(60), deadline=None)
 @given(value=st.one_of(NUMBERS, MOMENTS, st.booleans()))
 def test_any_pair_of_sources_agrees_on_any_value(tmp_path_factory, spec, value):
@@ -281,6 +282,7 @@ def test_texts_are_their_own_but_for_other_spellings_of_a_value(tmp_path, text, 
         assert of_text(tmp_path, lines) == [key(want)] * 40
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(1500))
 @given(
     st.text("0123456789-:.T eE+ZTrueFalsRUEFALS", max_size=30)
@@ -314,6 +316,7 @@ def test_the_text_of_a_decimal_is_the_decimal(number):
         assert "e" not in text.lower() or text == given.decode()
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(300))
 @given(st.datetimes(), st.integers(-23 * 60, 23 * 60), st.sampled_from("T "))
 def test_the_text_of_a_moment_is_in_utc(moment, minutes, between):

@@ -126,6 +126,7 @@ def large(tmp_path, rng):
     return path, vectors
 
 
+@pytest.mark.slow
 def test_blocks_threads_and_splits_change_nothing(large):
     path, vectors = large
     for threads in (1, 3):
@@ -145,6 +146,7 @@ NUMBERS = st.one_of(
 CELLS = st.none() | st.lists(NUMBERS, max_size=5).filter(lambda some: some != [None])  # "" is no item
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(["a", None]), CELLS, CELLS, NUMBERS), min_size=1, max_size=9), st.data())
 def test_arrow_and_csv_have_the_same_batches(table, data):
     pa = pytest.importorskip("pyarrow")
@@ -171,6 +173,7 @@ def test_arrow_and_csv_have_the_same_batches(table, data):
     assert repr(rows(arrow)) == repr(want)  # -0.0 is not 0.0
 
 
+@pytest.mark.slow
 def test_every_type_of_numbers_is_read(tmp_path):
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

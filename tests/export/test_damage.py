@@ -43,6 +43,7 @@ def data_files(folder):
     return sorted(folder.glob("*.frozen"))
 
 
+@pytest.mark.slow
 def test_a_changed_byte_anywhere_is_found(whole, tmp_path):
     for path in [*data_files(whole / "base"), *data_files(whole / "delta")]:
         good = path.read_bytes()

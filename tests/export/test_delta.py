@@ -85,6 +85,7 @@ def test_an_int8_delta_has_the_rows_that_moved_by_more_than_half_a_step(tmp_path
             assert off.max() < np.abs(weights).max() / 127
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(40))
 @given(
     versions=st.lists(
@@ -153,6 +154,7 @@ def written(folder):
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(25), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

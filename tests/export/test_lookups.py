@@ -81,6 +81,7 @@ def test_lookups_read_what_the_store_reads_rounded_to_the_nearest(tmp_path, dim,
             np.testing.assert_array_equal(rows[key], row)
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(60))
 @given(
     hashes=st.sets(

@@ -91,6 +91,7 @@ def put(place: StorageDir, name: str, data: bytes) -> None:
 # ---- there and back --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_export_on_s3_has_the_bytes_of_one_on_a_disk_and_is_read_as_that(there: There, tmp_path: Path) -> None:
     with shoal.local(slots=4) as store:
         table = store.table("t", dim=3)
@@ -119,6 +120,7 @@ def test_files_are_fetched_once_for_all_who_open_an_export(there: There) -> None
         export.close()
 
 
+@pytest.mark.slow
 def test_a_chain_on_s3_is_followed_and_copies_that_it_does_not_need_are_removed(there: There) -> None:
     with shoal.local(slots=4) as store:
         table = filled(store, 1)
@@ -170,6 +172,7 @@ def test_an_export_that_is_watched_on_s3_follows_what_is_published(there: There)
             assert value(export) == 2
 
 
+@pytest.mark.slow
 def test_the_commands_take_urls(there: There, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     there.becomes_the_default(monkeypatch)
     with shoal.local(slots=4) as store:
@@ -191,6 +194,7 @@ def test_the_commands_take_urls(there: There, tmp_path: Path, monkeypatch: Any, 
         assert (export.version, value(export)) == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_model_is_served_from_s3(there: There, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     from shoal.serve import ServedModel
 
@@ -327,6 +331,7 @@ def test_a_connection_that_is_lost_while_fetching_leaves_no_copy(there: There, w
     there.open().close()
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_and_what_nobody_opens_is_removed_and_what_is_held_stays(there: There) -> None:
     with shoal.local(slots=4) as store:
         for name in ("1", "2", "3"):

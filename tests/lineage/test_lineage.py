@@ -97,6 +97,7 @@ def kept(all_kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(all_kept, tmp_path / "model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "how"), CASES)
 def test_what_is_forgotten_was_never_learned(kind: str, how: str, tmp_path: Path, days: list[str]) -> None:
     make, settings = MODELS[kind], FITS[how]
@@ -113,6 +114,7 @@ def test_what_is_forgotten_was_never_learned(kind: str, how: str, tmp_path: Path
     assert json.loads((tmp_path / "other" / "certificate.json").read_text())["rows_after"] == certificate.rows_after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", long_but(["shuffled"], FITS.keys()))
 def test_lines_and_files_are_forgotten(how: str, tmp_path: Path, days: list[str]) -> None:
     kept = Checkpointing(tmp_path / "model", every=4, keep=True)
@@ -127,6 +129,7 @@ def test_lines_and_files_are_forgotten(how: str, tmp_path: Path, days: list[str]
     assert (tmp_path / "other" / "left-out.txt").read_text().splitlines() == certificate.examples
 
 
+@pytest.mark.slow
 def test_the_lines_of_a_feature_are_forgotten_as_the_feature_is(kept: Path, tmp_path: Path, days: list[str]) -> None:
     places = [
         f"{day}:{number}"
@@ -157,6 +160,7 @@ def test_lines_that_are_forgotten_could_have_been_absent(tmp_path: Path, days: l
     assert certificate.examples_left_out == 9
 
 
+@pytest.mark.slow
 def test_what_was_forgotten_before_is_in_the_next_certificate(kept: Path, tmp_path: Path, days: list[str]) -> None:
     forget(kept, [USER], tmp_path / "one", examples=[f"{days[0]}:5"])
     second = forget(tmp_path / "one", ["ad=a3"], tmp_path / "two", examples=[f"{days[1]}:11"])
@@ -172,6 +176,7 @@ def test_what_was_forgotten_before_is_in_the_next_certificate(kept: Path, tmp_pa
     assert life.first.line is None, "lines before it were left out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("places", "why"),
     [
@@ -195,6 +200,7 @@ def test_lines_that_are_none_are_not_forgotten(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_more_is_forgotten_of_a_model_that_has_forgotten(kept: Path, tmp_path: Path, days: list[str]) -> None:
     forget(kept, [USER], tmp_path / "one")
     second = forget(tmp_path / "one", ["ad=a3"], tmp_path / "two")
@@ -208,6 +214,7 @@ def test_more_is_forgotten_of_a_model_that_has_forgotten(kept: Path, tmp_path: P
         assert life.weights[-1][1]["lr"][0] == model.table.pull(np.array([life.key], np.uint64))[0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "how"), CASES)
 def test_the_steps_of_a_row_lead_to_its_weight(kind: str, how: str, tmp_path: Path, days: list[str]) -> None:
     kept = Checkpointing(tmp_path / "model", every=5, keep=True)
@@ -241,6 +248,7 @@ def test_no_line_is_named_where_lines_were_skipped(tmp_path: Path) -> None:
     assert (life.first.line, life.first.example) == (None, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", long_but(["shuffled"], FITS.keys()))
 def test_the_batch_that_breaks_a_model_is_found(how: str, tmp_path: Path, days: list[str]) -> None:
     kept = Checkpointing(tmp_path / "model", every=4, keep=True)
@@ -263,6 +271,7 @@ def test_the_batch_that_breaks_a_model_is_found(how: str, tmp_path: Path, days: 
         assert span.first <= life.first.example <= span.last
 
 
+@pytest.mark.slow
 def test_no_search_begins_between_models_that_are_both_good_or_both_bad(all_kept: Path) -> None:
     kept = all_kept
     first = files.kept(kept)[0].location
@@ -274,6 +283,7 @@ def test_no_search_begins_between_models_that_are_both_good_or_both_bad(all_kept
         bisect(kept, kept, lambda place: True)
 
 
+@pytest.mark.slow
 def test_the_checkpoints_of_a_fit_that_was_killed_are_kept_on(tmp_path: Path, days: list[str]) -> None:
     how = Checkpointing(tmp_path / "model", every=2, keep=True, resume=True)
     uninterrupted = Checkpointing(tmp_path / "whole", every=2, keep=True)
@@ -298,6 +308,7 @@ def test_the_checkpoints_of_a_fit_that_was_killed_are_kept_on(tmp_path: Path, da
     )
 
 
+@pytest.mark.slow
 def test_a_new_fit_drops_what_the_one_before_has_kept(kept: Path, days: list[str]) -> None:
     before = list(files.kept(kept))
     with fitted(logistic, reader(days[:1]), checkpoint=Checkpointing(kept, keep=True, overwrite=True)):
@@ -317,6 +328,7 @@ def test_early_stopping_is_made_again(tmp_path: Path, days: list[str]) -> None:
         assert digests(fresh) == certificate.rows_after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", [explain, lambda model, features: forget(model, features, f"{model}-other")])
 def test_what_cannot_be_made_again_says_why(tool: Any, kept: Path, tmp_path: Path, days: list[str]) -> None:
     with fitted(logistic, reader(days), checkpoint=Checkpointing(tmp_path / "none")):
@@ -352,6 +364,7 @@ def test_what_cannot_be_made_again_says_why(tool: Any, kept: Path, tmp_path: Pat
         tool(kept, [USER])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", [explain, lambda model, features: forget(model, features, f"{model}-other")])
 def test_a_damaged_checkpoint_is_named_where_it_is(tool: Any, kept: Path) -> None:
     for place in files.kept(kept).values():
@@ -377,6 +390,7 @@ def test_a_model_is_not_forgotten_over_itself(kept: Path) -> None:
     assert (kept.parent / "mine" / "thesis.txt").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_the_commands(
     tmp_path: Path, days: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +418,7 @@ def test_the_commands(
     assert (table["changed"], table["only_in_first"], table["only_in_second"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_lines_and_files_are_forgotten_by_command(
     tmp_path: Path, days: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,6 +441,7 @@ def test_lines_and_files_are_forgotten_by_command(
     assert "--where FEATURE, --examples FILE or --files GLOB" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_click_model_forgets_and_is_explained(tmp_path: Path, days: list[str]) -> None:
     pytest.importorskip("torch")
     log = tmp_path / "log.csv"

@@ -130,6 +130,7 @@ def test_a_replay_has_the_same_bits(
         assert again.history.passes[-1].metrics == model.history.passes[-1].metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "threads"), [(1, 6), (3, 2)])
 def test_a_replay_may_have_other_servers(servers: int, threads: int, log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, machine, servers=2, threads=3, consistency=shoal.SSP(2))
@@ -158,6 +159,7 @@ def test_the_command_replays_on_servers(log: Path, tmp_path: Path, capsys: pytes
     assert "overwrite" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", long_after(1, [shoal.ASP(), shoal.SSP(2)]))
 def test_a_replay_may_begin_at_any_checkpoint(consistency: Any, log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, consistency=consistency, every=8, epochs=2, valid=reader(log).split(0, 3))
@@ -170,6 +172,7 @@ def test_a_replay_may_begin_at_any_checkpoint(consistency: Any, log: Path, tmp_p
             assert digests(tmp_path / f"again-{number}") == digests(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_a_fit_that_resumes_has_a_record_of_its_own(log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, every=5)
     examples, place = list(files.kept(tmp_path / "model").items())[2]
@@ -205,6 +208,7 @@ def test_what_depends_on_steps_is_replayed(log: Path, tmp_path: Path) -> None:
     assert digests(tmp_path / "again") == digests(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_a_shuffled_sampled_fit_of_a_named_job_is_replayed(log: Path, tmp_path: Path) -> None:
     def sampled(store: shoal.Store) -> Any:
         return logistic(store, negative_rate=0.5)
@@ -216,6 +220,7 @@ def test_a_shuffled_sampled_fit_of_a_named_job_is_replayed(log: Path, tmp_path: 
     assert digests(tmp_path / "again") == digests(tmp_path / "later") == digests(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_early_stopping_is_replayed(log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, epochs=4, valid=reader(log).split(0, 3), early_stopping=EarlyStopping(1))
     replayed(tmp_path)
@@ -297,6 +302,7 @@ def test_a_record_ends_where_the_number_of_a_push_is_lost(
     assert digests(tmp_path / "again") == digests(files.kept(tmp_path / "model")[found.end])
 
 
+@pytest.mark.slow
 def test_the_record_of_a_fit_that_was_killed_is_replayed_as_far_as_it_goes(log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, every=4)
     place = open_dir(tmp_path / "record")
@@ -341,6 +347,7 @@ def test_a_fit_in_one_process_needs_no_record(log: Path, tmp_path: Path) -> None
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_damaged_or_foreign_is_named(log: Path, tmp_path: Path) -> None:
     recorded(log, tmp_path, every=6)
     recorded(log, tmp_path / "other", every=6)

@@ -61,6 +61,7 @@ def cut(batch, parts=7):
         yield shoal.data.rebatch.rows_of(batch, begin, end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", long_after(2, [0, 3, 1, 15]))
 @pytest.mark.parametrize(("valued", "weighted"), [(False, False), (True, True)])
 def test_it_goes_to_the_optimum_of_the_plain_proximal_gradient(valued, weighted, delay):

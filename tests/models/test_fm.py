@@ -162,6 +162,7 @@ def test_threads_and_slots_change_no_bit(rng, size):
     assert len({repr(result) for result in results}) == 1
 
 
+@pytest.mark.slow
 def test_it_finds_planted_pairs_that_logistic_regression_cannot(rng):
     whole, margins = planted_pairs(rng, 50_000)
     train, test = (

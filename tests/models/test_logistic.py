@@ -53,6 +53,7 @@ def test_every_optimizer_learns_what_the_float64_oracle_learns(rng, optimizer, s
         assert model.bias == pytest.approx(oracle.weight("bias"), rel=2e-3, abs=3e-5)
 
 
+@pytest.mark.slow
 def test_batches_of_one_are_the_textbook_algorithm_to_float32_accuracy(rng):
     optimizer = shoal.FTRL(alpha=0.1, beta=1.0, l1=0.1, l2=1.0)
     batch = make_batch(rng, 2000)

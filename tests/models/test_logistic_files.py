@@ -391,6 +391,7 @@ def test_names_that_a_save_overtakes_are_the_new_ones(saved, named, monkeypatch)
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_of_the_description_is_noticed(saved):
     path = saved / files.MODEL_FILE
     whole = path.read_bytes()

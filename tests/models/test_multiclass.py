@@ -199,6 +199,7 @@ def test_mistakes_are_refused_before_anything_is_learned(rng):
 # ---- the estimator ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the checks, about what they skip
 def test_scikit_learns_own_checks_pass_with_several_classes():
     results = check_estimator(FTRLClassifier(multi_class="ovr"), on_skip=None)

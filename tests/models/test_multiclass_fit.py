@@ -221,6 +221,7 @@ class CutAfter(Callback):
             raise Cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_fit_that_resumes_has_the_bits_of_one_that_never_stopped(log: Path, tmp_path: Path, loss: MultiClass) -> None:
     def fit(folder: Path, *, resume: bool = False, **how: Any) -> Any:

@@ -74,6 +74,7 @@ def learned(model: Model) -> list[Any]:
     return [*out, [(p.number, p.metrics, p.valid, p.features, p.complete) for p in model.history.passes]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FITS)
 @pytest.mark.parametrize("stop", long_after(1, [20, 5]))  # within the first pass, and behind it
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(

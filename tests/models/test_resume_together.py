@@ -163,6 +163,7 @@ def test_checkpoints_of_workers_at_different_clocks_name_every_example_once(
     assert [(examples, passes[0][0].examples) for _, examples, passes in found] == [(2 * EXAMPLES, EXAMPLES)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "make"),
     long_after(2, [(2, 1, logistic), (2, 3, classes), (3, 2, logistic), (1, 2, logistic), (3, 1, classes)]),

@@ -138,6 +138,7 @@ class Passes:
 # ---- each batch once -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 @settings(max_examples=rounds(60))
 @given(data=st.data(), plan=plans)

@@ -255,6 +255,7 @@ def counted(servers: str) -> np.ndarray[Any, Any]:
     return np.arange(PARTITIONS * 90, dtype=np.uint64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("span", "dying"), [(3, 1), (3, 2), ((2, 3), 1)])
 def test_the_parts_of_workers_that_die_are_read_by_the_others(
     servers: str, counted: np.ndarray[Any, Any], span: Span, dying: int

@@ -236,6 +236,7 @@ def test_a_shuffle_gives_each_example_once_within_its_buffer(sizes, buffer, seed
     assert again == [parts(b) for b in got]
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 400), max_size=8),
     learned=st.sampled_from([0, 5, 319, 320, 5000]),

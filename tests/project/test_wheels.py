@@ -193,6 +193,7 @@ def test_a_wheel_that_cannot_be_tested_fails_the_check_and_says_what_is_missing(
     assert f"failed or not tested: {path.name}" in output.err
 
 
+@pytest.mark.slow
 def test_the_smoke_test_trains_the_same_weights_twice():
     def weights() -> dict[str, str]:
         script = [sys.executable, SUPPORT / "wheel_smoke.py"]

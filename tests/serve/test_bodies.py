@@ -137,6 +137,7 @@ def test_vectors_are_described(of_vectors):
     assert of_vectors.describe()["columns"] == {"site": "text", "dwell": "list of numbers"}
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.sampled_from([*ODD, "|a ", "|b", "x", ":2", "1 "]), max_size=9).map("".join)))
 @example(["|a x\u2028y", "", "1 |b y:2"])
@@ -181,6 +182,7 @@ NUMBERS = ["0", "7", "07", "1234567", "12345678", "123456789", "9" * 19, f"{2**6
 MARKS = [",", ",", ",", ",", " ", "\n", "\t\r", "]", "[", '"5"', "null", "x"]
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(1000))
 @given(st.lists(st.tuples(st.sampled_from(NUMBERS), st.sampled_from(MARKS)).map("".join), max_size=8).map("".join))
 @example(",".join(["123456"] * 200))

@@ -111,6 +111,7 @@ INSTANCE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(INSTANCE, min_size=1, max_size=6))
 def test_every_instance_gets_the_models_own_probability_whatever_stands_beside_it(columns_model, rows):

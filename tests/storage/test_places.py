@@ -220,6 +220,7 @@ def test_a_published_file_replaces_the_version_that_was_told_and_no_other(place:
     assert place.read("m") == b"three"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "s3"])
 def test_of_writers_that_race_for_one_version_exactly_one_gets_through(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -266,6 +267,7 @@ def test_a_put_whose_answer_was_lost_and_that_met_itself_is_done(s3: str, tmp_pa
 # ---- interrupted uploads and lost connections ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_upload_that_is_interrupted_leaves_no_object_and_no_parts(s3: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shoal.storage.object_store._PART_BYTES", PART)
     place = open_dir(f"s3://places/{tmp_path.name}", options(s3))
@@ -279,6 +281,7 @@ def test_an_upload_that_is_interrupted_leaves_no_object_and_no_parts(s3: str, tm
     assert place.read("large") == bytes(PART) + b"1" * PART + b"end"
 
 
+@pytest.mark.slow
 def test_connections_that_break_off_are_made_again(s3: str, wire: Wire, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shoal.storage.object_store._PART_BYTES", PART)
     place = open_dir(f"s3://places/{tmp_path.name}", options(wire.address.replace("tcp", "http")))
@@ -294,6 +297,7 @@ def test_connections_that_break_off_are_made_again(s3: str, wire: Wire, tmp_path
     assert place.read("m") == b"2"
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_lost_for_good_is_an_error_that_names_the_file_and_changes_nothing(
     s3: str, wire: Wire, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_directory_that_holds_something_else_is_refused_and_stays_as_it_is(roo
             assert contents(place) == files, what
 
 
+@pytest.mark.slow
 def test_one_of_the_same_kind_is_replaced_only_on_request(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)
@@ -129,6 +130,7 @@ def test_what_a_killed_writer_left_behind_is_no_hindrance(root: StorageDir) -> N
             assert left not in contents(place)
 
 
+@pytest.mark.slow
 def test_deltas_go_on_as_they_did(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)

@@ -72,6 +72,7 @@ def test_models_of_several_settings_from_one_state() -> None:
         assert go_on(2) == digests[1]
 
 
+@pytest.mark.slow
 def test_a_fork_takes_the_memory_that_it_changes() -> None:
     with shoal.local(threads=1) as store:
         table = store.table("t", dim=16, optimizer=shoal.SGD(lr=1.0))
@@ -150,6 +151,7 @@ def test_a_fork_of_a_fork_and_stores_of_its_own(tmp_path: Path) -> None:
         assert np.all(table.pull(KEYS) == -2)
 
 
+@pytest.mark.slow
 def test_forks_in_the_midst_of_other_threads_calls_never_hang() -> None:
     with shoal.local(threads=2, slots=4) as store:
         table = made(store)
@@ -186,6 +188,7 @@ def test_forks_in_the_midst_of_other_threads_calls_never_hang() -> None:
         assert np.all(table.pull(KEYS) == -1)
 
 
+@pytest.mark.slow
 def test_within_a_memory_budget() -> None:
     with shoal.local(memory="64 MiB", slots=2) as store:
         table = made(store)
@@ -252,6 +255,7 @@ with shoal.local() as store:
             time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_fork_outlives_the_thread_that_began_it() -> None:
     with shoal.local() as store:
         made(store)

@@ -129,6 +129,7 @@ def test_a_batch_of_the_parent_is_an_error_or_works_in_the_child_but_does_not_ha
         assert in_child(work) in {"refused", "worked"}
 
 
+@pytest.mark.slow
 def test_forks_in_the_midst_of_other_threads_pushes_never_hang():
     """The child may copy any lock in any state: fork many times while four threads push, pull and grow."""
     with shoal.local(threads=2, slots=4) as store:
@@ -167,6 +168,7 @@ def test_forks_in_the_midst_of_other_threads_pushes_never_hang():
         assert np.all(table.pull(KEYS) == -1)
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_midst_of_a_save_never_hangs(tmp_path):
     with shoal.local(threads=2) as store:
         table = made(store)
@@ -202,6 +204,7 @@ def square(i):
 PARENT: dict[str, shoal.Table] = {}
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_midst_of_a_load_never_hangs(tmp_path):
     """The thread that loads may hold the store's locks at the moment of the fork."""
     with shoal.local(threads=2, slots=4) as store:

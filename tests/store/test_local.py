@@ -204,6 +204,7 @@ with shoal.local(threads=1, slots=int(sys.argv[4])) as store:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim", "rows", "optimizer", "row_bytes", "slots"),
     [(1, 1_000_000, "FTRL", 8, 256), (64, 50_000, "Adagrad", 512, 64)],

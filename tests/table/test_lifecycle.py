@@ -485,6 +485,7 @@ def test_closing_a_table_gives_its_share_back_and_a_bad_budget_is_refused():
             [store.table(str(k)) for k in range(4, 20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 16])
 def test_the_process_grows_by_no_more_than_the_budget(dim):
     memory = 24 << 20

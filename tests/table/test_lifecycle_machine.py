@@ -166,6 +166,7 @@ MACHINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.rounds
 @pytest.mark.parametrize(
     "arguments", long_but(["all of them", "third occurrence soon, few waiting, two clocks to live"], MACHINES)

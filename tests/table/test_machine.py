@@ -17,6 +17,7 @@ from table_machine import (
 from tiers import long_but, rounds
 
 
+@pytest.mark.slow
 @pytest.mark.rounds
 @pytest.mark.parametrize(
     "arguments", long_but(["group ftrl of dim 3", "adagrad of dim 5", "sgd of dim 2 in bfloat16"], MACHINES)

@@ -92,6 +92,7 @@ def shown(tmp_path_factory):
     return out, report, "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_the_model_comes_near_the_truth_and_never_beats_it(shown):
     _, report, _ = shown
     assert report.best is not None
@@ -131,6 +132,7 @@ def test_there_is_a_picture_and_a_model_that_reproduces_the_numbers(shown, capsy
     assert json.loads(capsys.readouterr().out)["logloss"] == report.held_out.logloss
 
 
+@pytest.mark.slow
 @draws
 def test_it_may_replace_what_it_made_in_the_same_place(shown):
     out, report, _ = shown
@@ -140,6 +142,7 @@ def test_it_may_replace_what_it_made_in_the_same_place(shown):
     assert sorted(os.listdir(out)) == ["learning_curve.png", "model", "planted_test.tsv", "planted_train.tsv"]
 
 
+@pytest.mark.slow
 def test_a_real_file_is_cut_and_the_last_tenth_held_out(tmp_path, drawn):
     log = tmp_path / "mine.tsv"
     log.write_bytes(criteo_text(PlantedModel(4).draw(30_000, 0)))
@@ -153,6 +156,7 @@ def test_a_real_file_is_cut_and_the_last_tenth_held_out(tmp_path, drawn):
     assert report.held_out.base_rate == pytest.approx(all_labels[-report.held_out.examples :].mean())
 
 
+@pytest.mark.slow
 def test_a_held_out_file_may_be_given(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("a.libsvm", "b.libsvm"):
@@ -180,6 +184,7 @@ def run(*arguments, before=""):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_without_matplotlib_it_says_how_to_get_a_picture(tmp_path):
     out = tmp_path / "out"
     status, reported, _ = run("--output", out, "--examples", "2000", before="sys.modules['matplotlib.figure'] = None; ")
@@ -189,6 +194,7 @@ def test_without_matplotlib_it_says_how_to_get_a_picture(tmp_path):
     assert sorted(os.listdir(out)) == ["model", "planted_test.tsv", "planted_train.tsv"]
 
 
+@pytest.mark.slow
 def test_it_replaces_nothing_without_being_asked(tmp_path):
     out = tmp_path / "out"
     (out / "model").mkdir(parents=True)

@@ -121,6 +121,7 @@ def test_other_text_is_no_rate_of_a_network(text):
         parse_bandwidth(text)
 
 
+@pytest.mark.slow
 def test_rates_are_measured(monkeypatch):
     monkeypatch.setattr(jobs, "_SAMPLE_FEATURES", 1_000_000)
     rates = shoal.tools.measure_job_rates(batch_size=1024, features=10, distinct=0.5)
@@ -128,6 +129,7 @@ def test_rates_are_measured(monkeypatch):
     assert all(value > 0 for value in structs.asdict(rates).values())
 
 
+@pytest.mark.slow
 def test_the_command_tells_rate_bound_and_servers_and_uses_rates_again(tmp_path, monkeypatch, capsys):
     file = tmp_path / "rates.json"
     monkeypatch.setattr(jobs, "measure_job_rates", lambda **_: RATES)

@@ -119,6 +119,7 @@ def dots(axes):
 # ---- the pictures ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_learning_curve_shows_the_history(saved, drawn):
     page = read(shoal.tools.report(saved))
     assert len(page.of("img")) == 4
@@ -137,6 +138,7 @@ def test_the_learning_curve_shows_the_history(saved, drawn):
     np.testing.assert_array_equal(windows, middles)
 
 
+@pytest.mark.slow
 def test_calibration_and_roc_show_the_held_out_data(saved, rng, tmp_path, drawn):
     held = make_batch(rng)
     page = read(shoal.tools.report(saved, tmp_path / "r.html", [held]))
@@ -153,6 +155,7 @@ def test_calibration_and_roc_show_the_held_out_data(saved, rng, tmp_path, drawn)
     assert [f"{d.mean_label:.5f}" in row for d, row in zip(measured.deciles, rows, strict=True)] == [True] * len(rows)
 
 
+@pytest.mark.slow
 def test_held_out_examples_count_by_their_weights(saved, rng, tmp_path, drawn):
     held = make_batch(rng)
     weighted = Batch(held.labels, held.indptr, held.keys, None, np.where(held.labels > 0, 3, 0.5).astype(np.float32))
@@ -184,6 +187,7 @@ def test_after_early_stopping_the_validation_of_the_kept_pass_is_shown(rng, trai
     assert [row for row in page.texts("td") if "kept" in row] == [f"{best}, kept"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_the_largest_weights_come_first_under_their_names(saved):
     with LogisticRegression.load(saved) as model:
@@ -197,6 +201,7 @@ def test_the_largest_weights_come_first_under_their_names(saved):
     assert len(read(shoal.tools.report(saved, top=10**9)).texts("td", "feature")) == len(keys)
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_is_not_shown_with_figures_from_before_without_a_word(rng, tmp_path, drawn):
     held = make_batch(rng)
     with LogisticRegression() as model:
@@ -216,6 +221,7 @@ def test_a_calibrated_model_is_not_shown_with_figures_from_before_without_a_word
     np.testing.assert_array_equal(curves(drawn[SHARE]), [deciles])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_the_settings_of_the_fit_and_its_data_are_told(rng, tmp_path):
     def write(name, lines):
@@ -288,6 +294,7 @@ def test_of_many_passes_the_latest_are_told_and_each_is_a_point(train, tmp_path,
     assert "44, with the same settings" in cells
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_names_that_were_saved_with_the_model_are_shown(saved):
     with LogisticRegression.load(saved) as model:
@@ -313,6 +320,7 @@ def test_a_model_without_history_has_a_report(train, tmp_path):
     assert page.of("img") == []
 
 
+@pytest.mark.slow
 def test_one_class_no_examples_and_a_model_that_predicts_one_number(train, tmp_path, drawn):
     positive = Batch(np.ones(4, np.float32), np.arange(5), np.arange(4, dtype=np.uint64), None)
     with LogisticRegression() as model:
@@ -348,6 +356,7 @@ def test_hostile_names_are_text(train, tmp_path, hostile):
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_the_page_lies_in_the_model_which_can_be_replaced_and_reported_again(saved, train):
     first = shoal.tools.report(saved)
@@ -374,6 +383,7 @@ def test_what_is_wrong_is_named_and_nothing_is_written(saved, tmp_path, train):
     assert not (saved / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path, capsys, rng):
     lines = [f"{int(rng.random() < 0.4)} {a}:1 {b}:0.5" for a, b in rng.integers(1, 9, (300, 2)) if a < b]
     (tmp_path / "a.libsvm").write_text("\n".join(lines) + "\n")

@@ -162,6 +162,7 @@ def test_the_order_of_the_items_matters():
     np.testing.assert_array_equal(moved, items.lengths.numpy() > 1)
 
 
+@pytest.mark.slow
 def test_a_fit_has_the_same_bits_every_time(rng):
     """Long sequences of few keys, so that many gradients are of the same row."""
     n, features = 300, described(history=True)

@@ -104,6 +104,7 @@ def _toml(value) -> str:
     return json.dumps(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["deepfm", "din"])
 def test_text_and_parquet_train_the_same_bits_with_features_of_every_type(log, tmp_path, model):
     csv, columns = (trained(log, form, model, tmp_path) for form in ("csv", "parquet"))
@@ -113,6 +114,7 @@ def test_text_and_parquet_train_the_same_bits_with_features_of_every_type(log, t
     assert len(csv[2]) == 3
 
 
+@pytest.mark.slow
 def test_a_model_learns_that_the_ad_was_seen(log, tmp_path):
     """Whether the ad is among those seen is what clicks depend on: attention finds it."""
     given = raw(log, "csv", "din", attention=[8])

@@ -51,6 +51,7 @@ def config(log: Path, name: str) -> str:
     return "\n".join(parts) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", long_but(USUAL, list(MODELS)))
 def test_the_command_trains_a_model_that_is_loaded_to_the_bit(name, log, tmp_path, capsys):
     path, out = tmp_path / "ctr.toml", str(tmp_path / "model")

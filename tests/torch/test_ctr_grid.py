@@ -79,6 +79,7 @@ def weights_of(model):
     return rows, [parameter.detach().numpy().tobytes() for parameter in model.module.parameters()]
 
 
+@pytest.mark.slow
 def test_each_model_of_a_grid_has_the_bits_of_one_that_is_trained_alone(clicks):
     config = config_of(clicks)
     values = {"model.dim": [2, 4], "train.optimizer.lr": [0.001, 0.05], "tables.optimizer.lr": [0.05]}
@@ -140,6 +141,7 @@ def test_a_grid_refuses_rows_that_are_pulled_ahead(clicks):
         ClickModelGrid(parse(tomllib.loads(text)), {"model.dim": [2]})
 
 
+@pytest.mark.slow
 def test_the_command_saves_the_best_model_or_all(clicks, tmp_path, capsys):
     command = ["train", "ctr", "--config", str(clicks / "ctr.toml"), "--grid", "model.dim=2,4"]
     command += ["--grid", "train.optimizer.lr=0.001,0.05"]

@@ -214,6 +214,7 @@ def test_a_mapping_is_read_and_tables_are_pulled_together(store, rng):
     torch.testing.assert_close(out, torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
 
 
+@pytest.mark.slow
 def test_a_compiled_collection_is_the_same_without_graph_breaks(rng):
     torch.compiler.reset()
     with shoal.local() as store:

@@ -152,6 +152,7 @@ def test_settings_of_a_model_are_in_its_graph(name, settings, log, tmp_path):
     check_served(log, configuration(log, name, **settings), tmp_path / "export")
 
 
+@pytest.mark.slow
 def test_a_feature_with_a_dim_of_its_own_and_no_lists(log, tmp_path):
     described = configuration(log, "deepfm")
     described["features"] = [
@@ -162,6 +163,7 @@ def test_a_feature_with_a_dim_of_its_own_and_no_lists(log, tmp_path):
     check_served(log, described, tmp_path / "export")
 
 
+@pytest.mark.slow
 def test_features_of_every_type(log, tmp_path):
     described = configuration(log, "deepfm")
     described["features"] = [
@@ -191,6 +193,7 @@ def din(log, tmp_path_factory):
         yield described, folder / "model", folder / "export", model.decision_function(reader_of(log, described))
 
 
+@pytest.mark.slow
 def test_the_graph_names_its_inputs_and_has_any_number_of_examples(din):
     _, _, export, _ = din
     (path,) = export.glob("*-tower.onnx")
@@ -301,6 +304,7 @@ def test_without_onnx_runtime_torch_serves_the_same_margins(din, log, monkeypatc
         agree(served.now.predictor.decision_function(reader_of(log, described)), expected)
 
 
+@pytest.mark.slow
 def test_a_delta_has_a_graph_of_its_own_or_none(log, tmp_path):
     described = configuration(log, "lr")
     with shoal.local() as store:
@@ -315,6 +319,7 @@ def test_a_delta_has_a_graph_of_its_own_or_none(log, tmp_path):
             model.fit(reader_of(log, described), epochs=1, progress=False)
 
 
+@pytest.mark.slow
 def test_a_graph_with_other_margins_is_not_written(log, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_tower, "TOLERANCE", -1.0)
     with shoal.local() as store:
@@ -370,6 +375,7 @@ class OwnTable(OfKeys):
         self.gates = make("gates", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "message"),
     [(OfKeys, "other margins than torch"), (OwnInputs, "has inputs"), (OwnTable, "table 'gates' is no Lookup's")],

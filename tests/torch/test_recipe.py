@@ -238,6 +238,7 @@ def test_a_fit_stops_and_lowers_rates_by_gauc(clicks):
         assert model.history.fits[-1].plan.plateau == Plateau(factor=0.9, metric="gauc")
 
 
+@pytest.mark.slow
 def test_a_grid_has_a_recipe_and_is_compared_by_gauc(clicks):
     raw = {
         "data": {"format": "csv", "data": [], "label": "click", "categorical": ["user", "ad"], "group": "user"},
@@ -292,6 +293,7 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", long_but(["clipped and scheduled", "plateau on servers", "averages and patience"], list(RECIPES))
 )

@@ -204,6 +204,7 @@ def reader_of(log):
     return shoal.read_csv(log, label="click", categorical=["user", "ad", "kind"], batch_size=100)
 
 
+@pytest.mark.slow
 def test_the_nearest_items_are_those_that_a_user_likes(log):
     with shoal.local(threads=1) as store:
         torch.manual_seed(6)
@@ -244,6 +245,7 @@ class Stop(callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_resumed_fit_has_the_frequencies_and_bits_of_an_undisturbed_one(log, tmp_path):
     how = {"epochs": 3, "progress": False}
 

@@ -198,6 +198,7 @@ def test_a_label_that_is_none_changes_nothing(clicks):
         assert len(store.tables["linear"]) == 0
 
 
+@pytest.mark.slow
 def test_early_stopping_goes_back_to_the_best_pass(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, tables={"optimizer": {"name": "Adagrad", "lr": 0.5}}))
@@ -255,6 +256,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", long_but(["patient", "stale, shuffled", "expiring"], list(PLANS)))
 @pytest.mark.parametrize("stop", long_after(1, [11, 4, 15]))  # within the first pass, behind it, within the second
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_path, kind, stop):
@@ -736,6 +738,7 @@ def test_a_process_that_is_killed_goes_on_to_the_same_bits(clicks, tmp_path, req
         assert dense_of(loaded) == got[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_keep_a_checkpoint_and_end_with_130_and_143(clicks, tmp_path, number, status):
     out = tmp_path / "interrupted"

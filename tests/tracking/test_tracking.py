@@ -298,6 +298,7 @@ def test_mlflow_gets_a_run_with_the_model_its_report_and_a_version(mlruns, tmp_p
     assert second.version == "2"
 
 
+@pytest.mark.slow
 def test_a_run_of_mlflow_is_resumed_by_its_name_and_keeps_its_settings(mlruns):
     with shoal.LogisticRegression(warm_up=False) as model:
         for resume in (False, True, False):
@@ -491,6 +492,7 @@ def test_a_server_of_mlflow_that_is_not_there_is_an_error_at_once(host, monkeypa
         shoal.tracking.MLflow(f"http://{host}")
 
 
+@pytest.mark.slow
 def test_a_run_that_would_end_with_a_report_needs_matplotlib_from_the_beginning(tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.tracking.mlflow.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="matplotlib"):

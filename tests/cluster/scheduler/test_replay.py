@@ -51,6 +51,7 @@ def test_a_replay_that_is_cut_at_any_input_has_the_state_that_there_was(seed, se
     check_replays(world)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 0.2]))
 @settings(max_examples=rounds(25), deadline=None)
 def test_a_scheduler_that_is_started_again_at_any_moment_keeps_all_that_it_has_said(seed, servers, workers, loss):

@@ -167,6 +167,7 @@ def world_loss(seed: int) -> float:
     return 0.2 if seed % 2 else 0.0
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 @settings(max_examples=rounds(15), deadline=None)
 def test_slots_move_to_servers_that_join_and_from_those_that_are_drained_without_replicas_too(seed):
@@ -348,6 +349,7 @@ def test_a_drained_server_gives_all_away_and_leaves():
     assert "no server 7" in command(world, Drain(7)).text
 
 
+@pytest.mark.slow
 def test_a_drain_whose_reply_was_lost_is_answered_the_same_when_it_is_repeated():
     world, repeated = started_recorded(6), 1 << 40  # the number of a request
     reply = command(world, Drain(1), repeated)

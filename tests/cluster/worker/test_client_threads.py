@@ -373,6 +373,7 @@ def test_an_interruption_ends_a_wait_also_if_another_thread_is_at_the_sockets():
 # ---- forks and the end of the process --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_forked_child_may_look_at_calls_that_were_done_while_the_parent_is_busy():
     """The locks of the client are as they were at the fork, perhaps held."""
     parent = os.getpid()

@@ -48,6 +48,7 @@ def test_a_call_after_settled_calls_leaves_at_once_unless_one_has_failed():
     assert taken(r) == []
 
 
+@pytest.mark.slow
 def test_a_failure_reaches_a_long_chain_and_nothing_of_it_is_sent():
     r = requests()
     call = first = push(r)
