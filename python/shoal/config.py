@@ -241,7 +241,8 @@ class ConnectConfig(Config, frozen=True, kw_only=True):
     ] = None
     consistency: Annotated[
         str,
-        "bsp: synchronous steps; ssp:N: workers at most N batches apart; asp: asynchronous",
+        "bsp: synchronous steps, bsp:mean: with the mean of the workers' gradients; ssp:N: workers at most N batches "
+        "apart; asp: asynchronous",
         Setting(metavar="RULE", check="shoal.consistency:parse_consistency"),
     ] = "bsp"
     workers: Annotated[

@@ -40,6 +40,11 @@ class Consistency:
         """Whether the pushes of a clock are divided by the number of workers."""
         return False
 
+    @property
+    def text(self) -> str:
+        """It as `parse_consistency` reads it."""
+        return self.mode
+
 
 @dataclass(frozen=True, slots=True)
 class BSP(Consistency):
@@ -71,6 +76,11 @@ class BSP(Consistency):
         """Whether the pushes of a clock are divided by the number of workers."""
         return self.reduce == "mean"
 
+    @property
+    def text(self) -> str:
+        """It as `parse_consistency` reads it."""
+        return "bsp:mean" if self.mean else "bsp"
+
 
 @dataclass(frozen=True, slots=True)
 class SSP(Consistency):
@@ -101,6 +111,11 @@ class SSP(Consistency):
         """Clocks that the slowest worker may lag behind a pull before the pull waits for it."""
         return self.staleness
 
+    @property
+    def text(self) -> str:
+        """It as `parse_consistency` reads it."""
+        return f"ssp:{self.staleness}"
+
 
 @dataclass(frozen=True, slots=True)
 class ASP(Consistency):
@@ -119,14 +134,16 @@ def as_consistency(given: Consistency | str) -> Consistency:
 
 
 def parse_consistency(text: str) -> Consistency:
-    """Read bsp, ssp:4 or asp, in any case; ValueError if it is none of them.
+    """Read bsp, bsp:mean, ssp:4 or asp, in any case; ValueError if it is none of them.
 
     >>> parse_consistency("BSP"), parse_consistency("ssp:4")
     (BSP(reduce='sum'), SSP(staleness=4))
     """
     name, colon, staleness = text.lower().partition(":")
+    if (name, staleness) == ("bsp", "mean"):
+        return BSP("mean")
     if (name, colon) in (("bsp", ""), ("asp", "")):
         return BSP() if name == "bsp" else ASP()
     if (name, colon) == ("ssp", ":") and staleness.isascii() and staleness.isdigit():
         return SSP(int(staleness))
-    raise ValueError(f"{text!r} is not a consistency: write bsp, ssp:N (such as ssp:4) or asp")
+    raise ValueError(f"{text!r} is not a consistency: write bsp, bsp:mean, ssp:N (such as ssp:4) or asp")

@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 import shoal
+from shoal.consistency import parse_consistency
 
 
 def test_descriptions_are_values():
@@ -20,6 +21,11 @@ def test_they_say_in_plain_values_what_a_server_does():
         (one.mode, one.waits, one.mean) for one in (shoal.BSP(), shoal.BSP(reduce="mean"), shoal.SSP(7), shoal.ASP())
     ]
     assert plain == [("bsp", 0, False), ("bsp", 0, True), ("ssp", 7, False), ("asp", 0, False)]
+
+
+def test_their_text_is_read_back():
+    for one in (shoal.BSP(), shoal.BSP(reduce="mean"), shoal.SSP(7), shoal.ASP()):
+        assert parse_consistency(one.text) == one
 
 
 def test_a_staleness_of_nothing_is_bulk_synchronous():

@@ -521,7 +521,7 @@ def test_the_command_solves_on_a_cluster_with_filters(tmp_path):
         (["--solver", "dbpg", "--delay", "256"], "delay is 256"),
         (["--consistency", "asp"], "--consistency requires --cluster"),
         (["--workers", "2"], "--workers requires --cluster"),
-        (["--cluster", "tcp://127.0.0.1:1", "--consistency", "ssp"], "is not a consistency: write bsp, ssp:N"),
+        (["--cluster", "tcp://127.0.0.1:1", "--consistency", "ssp"], "is not a consistency: write bsp, bsp:mean"),
         (["--cluster", "tcp://127.0.0.1:1", "--grid", "l1=0,1"], "leave out --cluster"),
     ],
 )

@@ -448,7 +448,7 @@ def test_nobody_there_and_somebody_missing_are_told_apart(made):
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
-        ({"consistency": "bps"}, ValueError, "write bsp, ssp:N"),
+        ({"consistency": "bps"}, ValueError, "write bsp, bsp:mean, ssp:N"),
         ({"timeout": 0}, ValueError, "timeout"),
         ({"timeout": "1"}, ValueError, "timeout"),
         ({"threads": 0}, ValueError, "threads"),

@@ -102,7 +102,7 @@ def test_a_child_gets_the_configuration_of_its_launcher_as_one_object(config):
     ("kind", "given", "says"),
     [
         (ClusterConfig, {"copy_rate": "fast"}, "copy_rate: 'fast' is not a size"),
-        (ConnectConfig, {"consistency": "bps"}, "consistency: 'bps' is not a consistency: write bsp, ssp:N"),
+        (ConnectConfig, {"consistency": "bps"}, "consistency: 'bps' is not a consistency: write bsp, bsp:mean, ssp:N"),
         (ConnectConfig, {"workers": "4:2"}, "workers: '4:2' is not a number of workers"),
         (ConnectConfig, {"workers": 0}, "workers is 0: pass 1 or more"),
         (ConnectConfig, {"cache": "8"}, "cache: '8' is not ROWS:STALENESS"),
