@@ -178,7 +178,7 @@ class Reader(ABC):
         sizes = None
         if len(self._files) < n:  # files are divided: all splits of this reader are of one state of them
             if not self._split_sizes:
-                self._split_sizes.extend(file.size() for file in self._files)
+                self._split_sizes[:] = [file.size() for file in self._files]  # at once: threads may split it
             sizes = tuple(self._split_sizes)
         settings = structs.replace(self._settings, rank=rank, num_splits=n, split_sizes=sizes)
         for file in self._files:
