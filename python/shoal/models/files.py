@@ -88,6 +88,7 @@ _BEST = re.compile(r"best-\d{6,}")
 _KEPT = re.compile(r"kept-(\d{12,})")
 _LOOK = re.compile(r"check-[0-9a-f]{16}(-\d+)?-look\.slots")  # of a check of the storage that was killed
 _EXTRAS = re.compile("|".join(map(re.escape, (CONFIG_FILE, CERTIFICATE_FILE, LEFT_OUT_FILE))))
+_SLOTS = 1024  # of a store by default
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,11 +141,15 @@ def store_for(where: StoragePath, *, threads: int | None = None) -> LocalStore:
 
     Rules divide their limits among the slots, so a table that was created in few slots may not exist in many.
     """
+    return local(threads=threads, slots=slots_of(where))
+
+
+def slots_of(where: StoragePath) -> int:
+    """Return the slots of the store that a model or a checkpoint was saved from."""
     try:
-        slots = checkpoint.read_manifest(checkpoint_in(where)[0]).slots
+        return checkpoint.read_manifest(checkpoint_in(where)[0]).slots
     except (ShoalError, OSError, ValueError):  # loading says what is wrong
-        return local(threads=threads)
-    return local(threads=threads, slots=slots)
+        return _SLOTS
 
 
 def check_target(where: StoragePath, *, overwrite: bool) -> None:

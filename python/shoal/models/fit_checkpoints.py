@@ -23,12 +23,13 @@ from typing import Any, Literal
 
 from msgspec import structs
 
+from shoal.base.plural import counted
 from shoal.base.scalars import make_plain
 from shoal.data import Reader
 from shoal.metrics import StreamMetrics
 from shoal.models import files, sources
 from shoal.models.history import Fit, History
-from shoal.models.learner import FitObserver, FitState, Learner
+from shoal.models.learner import FitObserver, FitState, Learner, consistency_of, why_inexact
 from shoal.models.plan import FitInput, Plan
 from shoal.models.recording import Recorder
 from shoal.models.team import Team
@@ -252,11 +253,23 @@ class FitCheckpointer(FitObserver):
         record = model.record
         record.curve.windows, record.best = fit_state.windows, fit_state.best
         fits = record.fits
-        fits[-1] = structs.replace(fits[-1], plan=given.plan)
+        now = consistency_of(model.store)
+        fits[-1] = structs.replace(
+            fits[-1], plan=given.plan, consistency=now or fit.consistency, irregular=self._why_irregular(fit, now)
+        )
         if isinstance(reader, Reader) and fit.source is not None:
             source, held_out = reader.fingerprint(), sources.fingerprint(given.valid)
             fits[-1] = structs.replace(fits[-1], data=sources.path_of(reader), source=source, valid_source=held_out)
         return fit_state
+
+    def _why_irregular(self, fit: Fit, consistency: str) -> str:
+        """Return why a fit that is resumed here is no function of its data and settings; empty: nothing is known."""
+        workers = self._model.store.num_workers
+        if fit.source is not None and fit.source["shard"][1] != workers:
+            return fit.irregular or f"it was resumed by {counted(workers, 'worker')}"
+        if fit.consistency and consistency and fit.consistency != consistency:
+            return fit.irregular or f"it was resumed under {consistency}"
+        return fit.irregular or why_inexact(self._model)
 
 
 class FitFinishedError(ValueError):

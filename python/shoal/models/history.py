@@ -128,6 +128,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         Number of threads of the store, which does not affect results.
     source, valid_source : dict or None
         `shoal.data.Reader.fingerprint` of the readers, in a fit with checkpoints.
+    consistency : str
+        Of the cluster, as `shoal.connect` takes it; empty in one process, and before it was recorded.
+    irregular : str
+        Why the fit is no function of its data and its settings: a worker was lost, say; empty: nothing is known.
     """
 
     first_pass: int
@@ -138,6 +142,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     source: dict[str, Any] | None = None
     valid_source: dict[str, Any] | None = None
+    consistency: str = ""
+    irregular: str = ""
 
     def settings(self) -> list[tuple[str, str]]:
         """Return the settings as names and values to be printed; files are not among them."""

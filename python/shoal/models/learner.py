@@ -187,6 +187,17 @@ class Learner(Evaluable, Protocol):
         """Restore a saved model."""
 
 
+def consistency_of(store: Store) -> str:
+    """Return the consistency of a cluster, as text; empty: it is none."""
+    return store.consistency.text if store.member.job else ""
+
+
+def why_inexact(model: Learner) -> str:
+    """Return why what workers send is not what servers get; empty: it is."""
+    is_exact = all(model.store.sends_exactly(table.name) for table in model.tables)
+    return "" if is_exact else "filters have rounded or dropped what was sent"
+
+
 class FitState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a fit that is not over: with its tables, all that is needed to continue as if it had never stopped.
 
@@ -199,6 +210,8 @@ class FitState(msgspec.Struct, frozen=True, kw_only=True):
     is_within: bool
     # Examples that all workers have learned from.
     examples: int
+    # Clocks of the pass so far.
+    clocks: int = 0
     # That the pass has taken so far.
     seconds: float = 0.0
     # Of the learning curve.

@@ -226,6 +226,7 @@ class Progress:
         """
         if resumed is not None:
             self._find_saved(resumed)
+            self.header.clocks = max(self.header.clocks, resumed.clocks)
             for model in self._models:
                 model.record.examples = self.header.known  # until the pass ends
         elif has_begun:
@@ -247,6 +248,8 @@ class Progress:
 
     def _begin(self, *, is_saved: bool, has_begun: bool) -> None:
         present, header = self._team.present, self.header
+        if has_begun:
+            self._note_irregular("the number of its workers has changed")
         if is_saved or has_begun:
             new = divided(self.work.left(is_saved=is_saved), len(present), is_live=self._stream is not None)
             if is_saved and header.lags:
@@ -306,6 +309,8 @@ class Progress:
     def _publish(self, lists: Mapping[int, Sequence[Share]], **changes: int) -> None:
         """Write a division: its header last."""
         store, team, before = self._team.store, self._team, self.header
+        if not team.is_alone and len(team.present) < store.num_workers:
+            self._note_irregular("a worker was lost, and the others have learned from what it had left")
         header = structs.replace(
             before,
             job=store.member.job,
@@ -339,6 +344,12 @@ class Progress:
         )
         self._rows.put_note(_RECORDS, header.division % 2, msgspec.msgpack.encode(records), tag=header.division)
         self._rows.assign([key(HEADER)], np.array([header.to_row()]))
+
+    def _note_irregular(self, why: str) -> None:
+        """Note in the records why the fit is no function of its data and settings any more."""
+        for model in self._models:
+            fits = model.record.fits
+            fits[-1] = structs.replace(fits[-1], irregular=fits[-1].irregular or why)
 
     def _pull_header(self) -> Header:
         return Header.from_row(self._rows.pull([key(HEADER)])[0].tolist())

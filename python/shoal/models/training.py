@@ -42,7 +42,7 @@ from shoal.data.stream import follows_files, is_endless, is_live
 from shoal.errors import ShoalError
 from shoal.models.evaluation import begun_early, check_data, evaluate, measure, predicted
 from shoal.models.history import Best, Fit
-from shoal.models.learner import FitObserver, FitState, Learner, Prepared
+from shoal.models.learner import FitObserver, FitState, Learner, Prepared, consistency_of, why_inexact
 from shoal.models.measured import Evaluation
 from shoal.models.model_trainer import ModelTrainer
 from shoal.models.pass_reader import PassReader
@@ -416,6 +416,7 @@ class Training:
             table=table,
             is_within=is_within,
             examples=examples,
+            clocks=self._run.work.clocks if is_within else 0,
             seconds=first.seconds if is_within else 0.0,
             windows=record.curve.windows,
             best=record.best,
@@ -488,5 +489,7 @@ def begin_fit(models: Sequence[Learner], given: FitInput, *, fingerprints: bool 
             threads=model.store.threads,
             source=sources[0],
             valid_source=sources[1],
+            consistency=consistency_of(model.store),
+            irregular=why_inexact(model),
         )
         model.record.fits.append(fit)
