@@ -91,7 +91,7 @@ PYTHON = {
     "tools.planted": "_core metrics",
     "tools.load": "errors storage checkpoint export store models torch",
     "lineage": "_core errors consistency user_functions base table storage checkpoint store data metrics models torch "
-    "tools.load",
+    "cluster.protocol cluster.worker cluster.launch tools.load",
     "cli": "_core config errors consistency optim lifecycle base table storage checkpoint export store data metrics "
     "models torch serve cluster cluster.protocol cluster.worker cluster.server cluster.scheduler cluster.launch "
     "ray lineage tools.permutation tools.jobs tools.reports tools.sizing tools.doctor tools.convert tracking",

@@ -16,6 +16,7 @@ import pytest
 
 import shoal
 from click_config import click_config
+from click_days import write_days
 from shoal.cli import main
 from shoal.data import key_of_name
 from shoal.lineage import bisect, explain, forget
@@ -30,16 +31,12 @@ USER = "user=u17"  # occurs from the second file on
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Files of csv, the first of which does not have the user."""
-    random = np.random.default_rng(7)
-    folder = tmp_path_factory.mktemp("days")
-    for day in range(FILES):
-        lines = ["click,user,ad,price"]
-        for row in range(ROWS):
-            user = 17 if day and row % 97 == 5 else int(random.integers(100, 160))
-            ad = int(random.integers(0, 9))
-            lines.append(f"{int(random.random() < 0.2 + 0.05 * ad)},u{user},a{ad},{random.random():.3f}")
-        (folder / f"day_{day}.csv").write_text("\n".join(lines) + "\n")
-    return [str(folder / f"day_{day}.csv") for day in range(FILES)]
+    return write_days(
+        tmp_path_factory.mktemp("days"),
+        FILES,
+        ROWS,
+        lambda random, day, row: 17 if day and row % 97 == 5 else int(random.integers(100, 160)),
+    )
 
 
 def reader(days: list[str]) -> shoal.data.Reader:

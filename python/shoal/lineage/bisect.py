@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.lineage.past import Past, Place
+from shoal.lineage.past import OfWorker, Past, Place
 from shoal.models import files
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
@@ -23,7 +23,10 @@ Test = Callable[[str], bool]  # whether the model in a directory is good
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Examples of a file, numbered from 1; first and last are 0 where the fit took the data in another order."""
+    """Examples of a file, numbered from 1; first and last are 0 where the fit took the data in another order.
+
+    So they are where several workers shared a compressed file, or one of Parquet, which lies divided among them.
+    """
 
     file: str
     first: int = 0
@@ -31,7 +34,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """The batch with which a model became bad.
+    """The batch with which a model became bad; of several workers, the batches of one clock.
 
     Attributes
     ----------
@@ -120,24 +123,26 @@ class _Search:
                 begin, marks = middle, [kept for kept in marks if kept > middle]
             else:
                 end, marks = middle, [kept for kept in marks if kept < middle]
-        batches = [one for one, _ in past.batches() if begin <= one.begin and one.end <= end]
-        self._say(f"broken between {begin:,} and {end:,} examples: {len(batches):,} batches of {_files(past, batches)}")
+        clocks = [one for one, _ in past.clocks() if begin <= one.begin and one.end <= end]
+        batches = sum(len(one.batches) for one in clocks)
+        self._say(f"broken between {begin:,} and {end:,} examples: {batches:,} batches of {_files(past, clocks)}")
         with tempfile.TemporaryDirectory(prefix="shoal-bisect-") as folder:
-            batches = self._narrowed(batches, past.kept[begin], Path(folder))
-        return self._found(batches[0])
+            clocks = self._narrowed(clocks, past.kept[begin], Path(folder))
+        return self._found(clocks[0])
 
-    def _narrowed(self, batches: list[Place], good: StorageDir, folder: Path) -> list[Place]:
-        while len(batches) > 1:
-            middle = batches[len(batches) // 2].begin
-            place = open_dir(folder / f"at-{middle:012}")
-            with self._past.made_again(good, until=middle, to=place):
+    def _narrowed(self, clocks: list[Place], good: StorageDir, folder: Path) -> list[Place]:
+        while len(clocks) > 1:
+            number = len(clocks) // 2
+            middle = clocks[number]
+            place = open_dir(folder / f"at-{middle.begin:012}")
+            with self._past.made_again(good, until=(middle.epoch, middle.clock), to=place):
                 pass
-            if self._is_good(place, middle):
-                good, batches = place, [one for one in batches if one.begin >= middle]
+            if self._is_good(place, middle.begin):
+                good, clocks = place, clocks[number:]
             else:
                 place.clear()
-                batches = [one for one in batches if one.begin < middle]
-        return batches
+                clocks = clocks[:number]
+        return clocks
 
     def _is_good(self, place: StorageDir, examples: int) -> bool:
         self._probes += 1
@@ -152,33 +157,33 @@ class _Search:
             epoch=culprit.epoch + 1,
             begin=culprit.begin,
             end=culprit.end,
-            spans=_spans(self._past, culprit)
+            spans=[span for one in culprit.batches for span in _spans(self._past, one)]
             if is_in_order
             else [Span(file=name) for name in _names(self._past, [culprit])],
             probes=self._probes,
         )
 
 
-def _files(past: Past, batches: list[Place]) -> str:
-    names = _names(past, batches)
+def _files(past: Past, clocks: list[Place]) -> str:
+    names = _names(past, clocks)
     return names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} to {names[-1]}"
 
 
-def _names(past: Past, batches: list[Place]) -> list[str]:
-    """Return the files that batches were made from."""
-    paths = past.data.paths
-    return [paths[number] for number in sorted({file for one in batches for file in one.files})]
+def _names(past: Past, clocks: list[Place]) -> list[str]:
+    """Return the files that the batches of clocks were made from."""
+    return [past.data.paths[number] for number in sorted({file for one in clocks for file in one.files})]
 
 
-def _spans(past: Past, culprit: Place) -> list[Span]:
+def _spans(past: Past, batch: OfWorker) -> list[Span]:
     """Return which examples of which files a batch of data in order has."""
-    begin, before = culprit.in_pass, 0
-    end = begin + culprit.end - culprit.begin
-    found = []
-    for number in range(culprit.files.stop):
-        after = before + sum(map(len, past.file(number)))
-        if max(begin, before) < min(end, after):
-            first, last = max(begin, before) - before + 1, min(end, after) - before
-            found.append(Span(file=past.data.paths[number], first=first, last=last))
-        before = after
+    before, found = 0, []
+    for number in past.files_of(batch.rank):
+        if before >= batch.end:
+            break
+        above, examples = past.examples_of(number, batch.rank)
+        first, last = max(batch.begin - before, 0), min(batch.end - before, examples)
+        before += examples
+        if first < last:
+            place = {} if above is None else {"first": above + first + 1, "last": above + last}
+            found.append(Span(file=past.data.paths[number], **place))
     return found

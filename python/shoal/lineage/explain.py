@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,9 +24,8 @@ from shoal.data import Batch, Reader
 from shoal.data.batch import rows_with
 from shoal.data.files import files_of
 from shoal.data.source import Lines
-from shoal.lineage.past import Past, Watcher
-from shoal.metrics import StreamMetrics
-from shoal.models.learner import FitState
+from shoal.lineage.again import Moment, Watcher
+from shoal.lineage.past import Past, Place
 from shoal.storage.base import StoragePath
 
 Weights = dict[str, tuple[float, ...]]  # by table; without those that have no row of the key
@@ -221,6 +220,13 @@ def _newlines(text: memoryview) -> int:
 # ---- the fit ---------------------------------------------------------------------------------------------------------
 
 
+class _Clock(NamedTuple):
+    """A clock in which some keys occur: of each how many examples have it, and how many of them are positive."""
+
+    place: Place
+    found: dict[int, tuple[int, int]]
+
+
 class _Steps(Watcher):
     """The steps of some rows, over all parts of a fit that are made again."""
 
@@ -228,76 +234,87 @@ class _Steps(Watcher):
         self._past = past
         self._keys = keys  # of the data, and each one's in the tables
         self._most = most
-        self._epochs: dict[int, int] = {}  # of batches that have any of them, by the examples before them
-        self._marks = {*past.kept, past.described.examples}
-        self._moving: dict[int, tuple[npt.NDArray[np.float32], Weights]] = {}
-        self._begin = 0
+        self._clocks: dict[Moment, _Clock] = {}  # that have any of them, by the moment after each
+        self._marks: dict[Moment, int] = {}  # examples of the checkpoints, and of the end
+        self._rows: dict[int, Weights] = {}  # at the last moment that was looked at
+        self._begin = 0  # examples before the part that is made again
         self.steps: dict[int, list[tuple[float, int, Step]]] = {key: [] for key in keys}
         self.weights: dict[int, list[tuple[int, Weights]]] = {key: [] for key in keys}
 
     def run(self) -> None:
         """Make the parts again in which any of the keys occurs: from checkpoint to checkpoint, as long as they do."""
-        past, keys = self._past, np.array(list(self._keys), np.uint64)
-        touched: set[int] = set()
-        for place, batch in past.batches():
-            if len(rows_with(batch, keys)):
+        past, touched = self._past, set[int]()
+        ends = {*past.kept, past.described.examples}
+        moments: dict[int, Moment] = {}
+        for place, batches in past.clocks():
+            after = place.epoch, place.clock + 1
+            if place.end in ends:
+                moments[place.end] = after
+            if found := {key: its for key in self._keys if (its := _examples_with(batches, key))[0]}:
                 touched.add(past.checkpoint_before(place.begin))
-                self._epochs[place.begin] = place.epoch
+                self._clocks[after] = _Clock(place, found)
+        self._marks = {moment: examples for examples, moment in moments.items()}
         parts: list[list[int]] = []
-        for begin, end in pairwise(sorted(self._marks)):
+        for begin, end in pairwise(sorted(ends)):
             if begin not in touched:
                 continue
             if parts and parts[-1][1] == begin:
                 parts[-1][1] = end
             else:
                 parts.append([begin, end])
-        for begin, end in parts:
-            with past.made_again(past.kept[begin], until=end, observers=[self]):
+        for self._begin, end in parts:
+            with past.made_again(past.kept[self._begin], until=moments[end], watchers=[self]):
                 pass
 
     def watch(self, model: Any) -> None:
         """Take the model that is about to learn."""
         super().watch(model)
-        self._note_weights()
+        self._rows = {key: self._row(key) for key in self._keys}
+        self._note_weights(self._begin)
 
-    def batch_begins(self, batch: Batch) -> None:
-        """Note the rows that the batch will move."""
-        self._begin = self.model.examples
-        if self._begin in self._epochs:
-            for key in self._keys:
-                if len(rows := rows_with(batch, np.array([key], np.uint64))):
-                    self._moving[key] = batch.labels[rows], self._row(key)
+    def reached(self, moment: Moment) -> None:
+        """Note how a clock has moved the rows, and what they are before the next one."""
+        clock, next_one = self._clocks.get(moment), (moment[0], moment[1] + 1)
+        if clock is None and next_one not in self._clocks and moment not in self._marks:
+            return
+        before, self._rows = self._rows, {key: self._row(key) for key in self._keys}
+        if clock is not None:
+            for key, counts in clock.found.items():
+                self._note_step(clock.place, key, counts, before[key])
+        if moment in self._marks:
+            self._note_weights(self._marks[moment])
 
-    def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
-        """Note how it has moved them."""
-        for key, (labels, before) in self._moving.items():
-            after = self._row(key)
-            step = Step(
-                epoch=self._epochs[self._begin] + 1,
-                begin=self._begin,
-                end=self.model.examples,
-                examples=len(labels),
-                positives=int((labels == 1).sum()),
-                before=before,
-                after=after,
-                size=_distance(before, after),
-            )
-            heapq.heappush(self.steps[key], (step.size, -step.begin, step))
-            if len(self.steps[key]) > self._most:
-                heapq.heappop(self.steps[key])
-        self._moving.clear()
-        self._note_weights()
-
-    def _note_weights(self) -> None:
-        examples = self.model.examples
+    def _note_weights(self, examples: int) -> None:
         for key, noted in self.weights.items():
-            if examples in self._marks and (not noted or noted[-1][1] != self._row(key)):
-                noted.append((examples, self._row(key)))
+            if not noted or noted[-1][1] != self._rows[key]:
+                noted.append((examples, self._rows[key]))
+
+    def _note_step(self, place: Place, key: int, counts: tuple[int, int], before: Weights) -> None:
+        after = self._rows[key]
+        step = Step(
+            epoch=place.epoch + 1,
+            begin=place.begin,
+            end=place.end,
+            examples=counts[0],
+            positives=counts[1],
+            before=before,
+            after=after,
+            size=_distance(before, after),
+        )
+        heapq.heappush(self.steps[key], (step.size, -step.begin, step))
+        if len(self.steps[key]) > self._most:
+            heapq.heappop(self.steps[key])
 
     def _row(self, key: int) -> Weights:
         one = np.array([self._keys[key]], np.uint64)
         tables = {table.name: table for table in self.model.tables}
         return {name: tuple(table.pull(one)[0].tolist()) for name, table in tables.items() if table.contains(one)[0]}
+
+
+def _examples_with(batches: Sequence[Batch], key: int) -> tuple[int, int]:
+    """Count the examples that have a key, and the positive ones among them."""
+    labels = [batch.labels[rows_with(batch, np.array([key], np.uint64))] for batch in batches]
+    return sum(map(len, labels)), sum(int((one == 1).sum()) for one in labels)
 
 
 def _distance(before: Weights, after: Weights) -> float:

@@ -183,11 +183,11 @@ def _first(past: Past, data: Reader) -> tuple[int | None, int]:
     count = sum(len(batch) - len(other) for batch, other in zip(past.data, data, strict=True))
     if not count:
         return None, 0
-    others = past.batches(data)
+    others = past.clocks(data)
     with closing(others):
-        for place, batch in past.batches():
-            other = next(others, None)
-            if other is None or not _is_same(batch, other[1]):
+        for place, batches in past.clocks():
+            _, without = next(others, (None, []))
+            if len(batches) != len(without) or not all(map(_is_same, batches, without)):
                 return place.begin, count
     return past.described.examples, count  # all are behind the last example that was learned from
 
@@ -237,4 +237,7 @@ def _command(past: Past, features: Sequence[str], lines: str | None) -> str:
     config = past.directory.address(files.CONFIG_FILE)
     left_out = [word for feature in features for word in ("--without", feature)]
     left_out += [] if lines is None else ["--without-examples", lines]
-    return shlex.join(["shoal", "train", kind, "--config", config, *left_out, "--output", "CHECK"])
+    command = ["shoal", "train", kind, "--config", config, *left_out, "--output", "CHECK"]
+    if past.fit.consistency:  # of a cluster, whose address means nothing now
+        command = ["shoal", "launch", "--workers", str(past.workers), "--", *command, "--cluster"]
+    return shlex.join(command)

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from shoal.base.fit_rows import SUFFIX
+from shoal.base.plural import counted
+from shoal.consistency import parse_consistency
 from shoal.data import Batch, Reader, key_of_name
-from shoal.data.places import places_of
-from shoal.data.readers import READERS
-from shoal.metrics import StreamMetrics
-from shoal.models import files, fitting
-from shoal.models.fit_checkpoints import Checkpointing
-from shoal.models.learner import FitObserver, FitState, Learner
-from shoal.models.plan import FitInput
+from shoal.lineage.again import Moment, Part, Watcher, made, reader_of
+from shoal.models import files
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.tools.load import load
@@ -28,14 +27,28 @@ from shoal.tools.load import load
 Progress = Callable[[str], None]  # told what happens, line by line
 
 
-class Place(NamedTuple):
-    """The place of a batch in a fit: its pass, from 0, examples learned from before it and with it, its files."""
+class OfWorker(NamedTuple):
+    """The batch of a worker in a clock: its rank, its examples in the worker's pass, the files that it is made from."""
 
-    epoch: int
+    rank: int
     begin: int
     end: int
-    in_pass: int  # examples of the pass before it
-    files: range  # numbers of those that it was made from
+    files: tuple[int, ...]  # their numbers
+
+
+class Place(NamedTuple):
+    """The place of a clock in a fit: its pass, from 0, its number there, examples learned from before and with it."""
+
+    epoch: int
+    clock: int
+    begin: int
+    end: int
+    batches: tuple[OfWorker, ...]
+
+    @property
+    def files(self) -> set[int]:
+        """Numbers of those that it was made from."""
+        return {file for one in self.batches for file in one.files}
 
 
 class Past:
@@ -61,16 +74,28 @@ class Past:
             )
         if self.fit.source is None:
             raise ValueError(f"{self.directory} was trained on data that no reader read: it cannot be read again")
-        rank, workers = self.fit.source["shard"]
-        if workers > 1:
+        self.workers: int = self.fit.source["shard"][1]
+        self._check_repeatable()
+
+    def _check_repeatable(self) -> None:
+        """Raise ValueError if the fit is no function of its data, its settings and its checkpoints."""
+        fit, workers = self.fit, counted(self.workers, "worker")
+        if fit.consistency and not parse_consistency(fit.consistency).is_bulk:
             raise ValueError(
-                f"{self.directory} was trained by {workers} workers, of which this was number {rank}: only fits of one "
-                "worker are made again"
+                f"{self.directory} was trained by {workers} under {fit.consistency}, where weights depend on when "
+                "pushes arrive: only fits under bsp are made again, and those with a record (--record) replayed"
+            )
+        if fit.irregular:
+            raise ValueError(f"{self.directory} was trained by {workers}, and cannot be made again: {fit.irregular}")
+        if self.workers > 1 and not fit.consistency:
+            raise ValueError(
+                f"{self.directory} was trained by {workers}, and an earlier version of shoal, which did not record "
+                "their consistency: only fits under bsp are made again"
             )
 
     @cached_property
     def data(self) -> Reader:
-        """The data of the fit, which is as it was then."""
+        """The whole data of the fit, which is as it was then."""
         assert self.fit.source is not None
         return reader_of(self.fit.source, f"the data of {self.directory}")
 
@@ -79,6 +104,19 @@ class Past:
         assert self.fit.source is not None
         source = self.fit.source
         return reader_of({**source, "files": [source["files"][number]]}, f"the data of {self.directory}")
+
+    def files_of(self, rank: int) -> list[int]:
+        """Return the numbers of the files that a worker read, in the order of the data."""
+        files = range(len(self.data.paths))
+        return [number for number in files if len(files) < self.workers or number % self.workers == rank]
+
+    def examples_of(self, number: int, rank: int) -> tuple[int | None, int]:
+        """Count the examples of a worker in a file, and those above them; None: they do not lie together."""
+        whole = self.file(number)
+        if len(self.data.paths) >= self.workers:
+            return 0, sum(map(len, whole))
+        examples = [sum(map(len, whole.split(other, self.workers))) for other in range(rank + 1)]
+        return sum(examples[:-1]) if whole._can_begin_anywhere(whole._files[0]) else None, examples[-1]
 
     def keys(self, features: Sequence[str]) -> dict[str, int]:
         """Return the keys that features have in the batches of the data."""
@@ -98,21 +136,55 @@ class Past:
 
         return int(Features.from_json(self.described.click["features"]).key_of(feature))
 
-    def batches(self, data: Reader | None = None) -> Generator[tuple[Place, Batch]]:
-        """Return the batches of the fit, or of one of other data, in the order in which it learned from them."""
+    def clocks(self, data: Reader | None = None) -> Generator[tuple[Place, list[Batch]]]:
+        """Return the clocks of the fit, or of one of other data, in their order: in each a batch of each worker."""
         data = self.data if data is None else data
-        plan, learned = self.fit.plan, min(self.kept)
+        readers = [data] if self.workers == 1 else [data.split(rank, self.workers) for rank in range(self.workers)]
+        learned = min(self.kept)
         done = [one for one in self.described.history.passes if one.number >= self.fit.first_pass]
         last = self.described.examples if self.described.fit_state is not None else None
-        for epoch in range(len(done) if last is None else plan.epochs):
-            source, begin = plan.source(data, epoch), learned
-            assert isinstance(source, Reader)
-            for batch, block in plan.batches(source, epoch, learned):
-                if last is not None and learned >= last:
-                    return
-                files_of_it = range(block.cursor.file, max(block.cursor.file, source.cursor.file) + 1)
-                yield Place(epoch, learned, learned + len(batch), learned - begin, files_of_it), batch
-                learned += len(batch)
+        for epoch in range(len(done) if last is None else self.fit.plan.epochs):
+            in_pass = [0] * self.workers
+            with ExitStack() as stack:
+                passes = [stack.enter_context(closing(self._batches(one, epoch, learned))) for one in readers]
+                for clock, taken in enumerate(zip_longest(*passes)):
+                    if last is not None and learned >= last:
+                        return
+                    begin, places, batches = learned, [], []
+                    for rank, one in enumerate(taken):
+                        if one is None:  # it has ended its pass
+                            continue
+                        batch, of = one
+                        first, in_pass[rank] = in_pass[rank], in_pass[rank] + len(batch)
+                        places.append(OfWorker(rank, first, in_pass[rank], of))
+                        batches.append(batch)
+                        learned += len(batch)
+                    yield Place(epoch, clock, begin, learned, tuple(places)), batches
+
+    def _batches(self, reader: Reader, epoch: int, known: int) -> Generator[tuple[Batch, tuple[int, ...]]]:
+        """Return the batches of a worker in a pass, and the files that each is made from."""
+        plan = self.fit.plan
+        source = plan.source(reader, epoch)
+        assert isinstance(source, Reader)
+        position = source.position()
+        own = self.files_of(position["shard"][0])
+        own = sorted(own, key=position.get("order", own).index)
+        with closing(plan.batches(source, epoch, known, workers=self.workers)) as batches:
+            for batch, block in batches:
+                first = own.index(block.cursor.file) if block.number else 0
+                last = own.index(source.cursor.file) if source.cursor.file in own else first
+                yield batch, tuple(own[first : max(first, last) + 1])
+
+    def moment_of(self, checkpoint: StorageDir) -> Moment:
+        """Return the moment of a checkpoint of the fit."""
+        described = files.read(checkpoint)
+        epoch = sum(one.number >= self.fit.first_pass for one in described.history.passes)
+        state = described.fit_state
+        if state is None or not state.is_within:
+            return epoch, 0
+        if not state.clocks:
+            raise ValueError(f"{checkpoint} is of an earlier version of shoal, which did not count clocks: train again")
+        return epoch, state.clocks
 
     def checkpoint_before(self, examples: int) -> int:
         """Return the examples of the last kept checkpoint that has learned from at most so many."""
@@ -123,23 +195,22 @@ class Past:
         self,
         start: StorageDir,
         *,
-        until: int | None = None,
+        until: Moment | None = None,
         data: Reader | None = None,
-        observers: Sequence[Watcher] = (),
+        watchers: Sequence[Watcher] = (),
         to: StoragePath | None = None,
         keep: bool = False,
     ) -> Iterator[Any]:
-        """Continue the fit from a checkpoint, until its end or until it has learned from so many examples.
+        """Continue the fit from a checkpoint, until its end or until a moment of it.
 
         Parameters
         ----------
         start : StorageDir
             The checkpoint.
-        until : int, optional
-            Examples, of the beginning of a batch.
+        until : Moment, optional
         data : Reader, optional
             Other data than that of the fit, which begins with the same examples as far as the checkpoint has read.
-        observers : sequence of Watcher
+        watchers : sequence of Watcher
             Of what is made again.
         to : path, optional
             Where the model is written; default: a temporary directory, which ends with the block.
@@ -155,64 +226,32 @@ class Past:
             place = open_dir(temporary if to is None else to)
             files.copy(start, place)
             described = files.read(place)
+            begin = self.moment_of(place)
             reader = self.data if data is None else data
             *earlier, last = described.history.fits
-            fits = (*earlier, structs.replace(last, source=reader.fingerprint()))
+            source = {**reader.fingerprint(), "shard": [0, self.workers]}
+            fits = (*earlier, structs.replace(last, source=source))
             files.rewrite(place, structs.replace(described, history=structs.replace(described.history, fits=fits)))
-            with files.copied_from(start, place), files.store_for(place) as store, load(place, store=store) as model:
-                if described.fit_state is None or (until is not None and described.examples >= until):
-                    yield model
+            with files.copied_from(start, place):
+                if described.fit_state is None or (until is not None and begin >= until):
+                    with files.store_for(place) as store, load(place, store=store) as model:
+                        yield model
                     return
-                stop = _Stop(model, place, until)
-                watching = [*observers, *([] if until is None else [stop])]
-                for one in observers:
-                    one.watch(model)
-                given = FitInput(model.reading(reader), self._valid(model), self.fit.plan)
-                how = Checkpointing(place, resume=True, overwrite=True, keep=keep)
-                with suppress(_Reached):
-                    fitting.fit([cast(Learner, model)], given, progress=False, checkpoint=how, observers=watching)
-                yield model
-
-    def _valid(self, model: Any) -> Any:
-        source = self.fit.valid_source
-        return None if source is None else model.reading(reader_of(source, "the validation data"))
-
-
-class Watcher(FitObserver):
-    """An observer of a part of a fit, which is told of its model before."""
-
-    def watch(self, model: Any) -> None:
-        """Take the model that is about to learn."""
-        self.model = model
+                part = Part(
+                    place=str(place.location),
+                    begin=begin,
+                    end=until,
+                    saves=to is not None,
+                    keep=keep,
+                    consistency=self.fit.consistency or "bsp",
+                    workers=self.workers,
+                    job=job_of(described),
+                )
+                with made(part, watchers) as model:
+                    yield model
 
 
-class _Reached(Exception):
-    """The part of the fit that was asked for is done."""
-
-
-class _Stop(FitObserver):
-    """Ends a fit once it has learned from so many examples, with a checkpoint."""
-
-    def __init__(self, model: Any, place: StorageDir, until: int | None) -> None:
-        self._model, self._place, self._until = model, place, until
-
-    def batch_done(self, seen: Sequence[StreamMetrics], fit_state: Callable[[], FitState]) -> None:
-        if self._until is not None and self._model.examples >= self._until:
-            self._model.save(self._place, overwrite=True, fit_state=fit_state())
-            raise _Reached
-
-
-def reader_of(source: Mapping[str, Any], what: str) -> Reader:
-    """Make the reader that a fingerprint describes; raise ValueError if its data is no longer the same."""
-    names = [file["name"] for file in source["files"]]
-    how = {} if source["format"] == "parquet" else {"on_error": "skip"}  # where none was skipped, none is now
-    if source["format"] not in READERS or source["format"] == "arrow":
-        raise ValueError(f"{what} was a table in memory, or of format {source['format']!r}: it cannot be read again")
-    if streams := [file["name"] for file in source["files"] if "size" not in file]:
-        raise ValueError(f"{what} was a stream, {streams[0]}: it cannot be read again")
-    reader = READERS[source["format"]](names, batch_size=source["batch_size"], **source["schema"], **how)
-    lines = {name: spans for name, spans in source.get("without_lines", {}).items() if name in names}
-    reader = reader.without(source.get("without", ()), examples=places_of(lines))
-    if (changed := reader.changes({**source, "without_lines": lines or None})) is not None:
-        raise ValueError(f"{what} has changed since, so no fit can be made again: {changed}")
-    return reader
+def job_of(described: files.ModelFile) -> str:
+    """Return the name of the job that has a fit, which the table of its progress has in its name; empty: none."""
+    assert described.fit_state is not None
+    return described.fit_state.table.removesuffix(SUFFIX)[len(described.table) + 1 :]

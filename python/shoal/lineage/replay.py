@@ -15,18 +15,17 @@ from typing import Any, cast
 
 import msgspec
 
-from shoal.base.fit_rows import SUFFIX
 from shoal.data import Batch
 from shoal.errors import CorruptionError
+from shoal.lineage.again import inputs_of
 from shoal.lineage.order import RecordedOrder
-from shoal.lineage.past import reader_of
+from shoal.lineage.past import job_of
 from shoal.lineage.turns import RecordEndsError, ReplayStore, Turns
 from shoal.metrics import StreamMetrics
 from shoal.models import files, fitting, order_record
 from shoal.models.fit_checkpoints import Checkpointing
 from shoal.models.learner import FitObserver, FitState, Learner
 from shoal.models.order_record import START, Record
-from shoal.models.plan import FitInput
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.store.base import Store
@@ -198,8 +197,7 @@ class _Run:
         self._place = place
         self._fit, self._begin = start.history.fits[-1], start.examples
         # Of the recorded fit: the table of its progress has it in its name.
-        assert start.fit_state is not None
-        self._job = start.fit_state.table.removesuffix(SUFFIX)[len(start.table) + 1 :]
+        self._job = job_of(start)
         self._progress = progress
         self._lock = threading.Lock()
 
@@ -244,25 +242,9 @@ class _Run:
             turns.leave(rank)
 
     def _learn(self, rank: int, model: Any) -> None:
-        workers = self._turns.workers
-        source, held_out = self._fit.source, self._fit.valid_source
-        assert source is not None
-        data = reader_of({**source, "shard": [0, 1]}, "the data of the fit")
-        valid = None
-        if held_out is not None:
-            valid = reader_of({**held_out, "shard": [0, 1]}, "the validation data")
-            if held_out["shard"][1] > 1:
-                valid = valid.split(rank, workers)
-            elif rank:
-                valid = None
-        given = FitInput(
-            model.reading(data.split(rank, workers) if workers > 1 else data),
-            None if valid is None else model.reading(valid),
-            self._fit.plan,
-        )
         fitting.fit(
             [cast(Learner, model)],
-            given,
+            inputs_of(self._fit, model, rank, self._turns.workers),
             progress=self._progress if rank == 0 else False,
             checkpoint=Checkpointing(self._place, resume=True, overwrite=True),
             observers=[_Counter(self)],
