@@ -6,6 +6,7 @@
 #include <boost/json/parse_options.hpp>
 #include <boost/system/error_code.hpp>
 #include <charconv>
+#include <cstring>
 #include <limits>
 #include <span>
 
@@ -242,31 +243,32 @@ struct Handler {
   bool on_comment(std::string_view, Error&) { return true; }
 };
 
+text::Cursor behind_blanks(text::Cursor p, text::Cursor end) noexcept {
+  while (p != end && (text::is_blank(*p) || *p == '\n')) {
+    ++p;
+  }
+  return p;
+}
+
 // Reads keys from the beginning of a list of them, up to one that is not followed by another or by the end of
 // the list; returns where it has stopped. The text, up to `end`, does not end with a digit. The parser would
 // execute twice as many instructions.
 text::Cursor take_keys(text::Cursor begin, text::Cursor end, ExampleBuilder& into) {
-  const auto behind_blanks = [end](text::Cursor p) {
-    while (p != end && (text::is_blank(*p) || *p == '\n')) {
-      ++p;
-    }
-    return p;
-  };
   const auto begins_number = [end](text::Cursor p) {  // JSON has no 07
     return p != end && text::is_digit(*p) && (*p != '0' || !text::is_digit(p[1]));
   };
   std::array<std::uint64_t, 64> keys;
   std::size_t count = 0;
   text::Cursor taken = begin;
-  for (text::Cursor p = behind_blanks(begin); begins_number(p);) {
+  for (text::Cursor p = behind_blanks(begin, end); begins_number(p);) {
     if (text::read_key(p, end, keys[count]) != text::Fault::kGood) {
       break;
     }
-    p = behind_blanks(p);
+    p = behind_blanks(p, end);
     if (p == end || (*p != ',' && *p != ']')) {
       break;
     }
-    if (*p == ',' && !begins_number(p = behind_blanks(p + 1))) {
+    if (*p == ',' && !begins_number(p = behind_blanks(p + 1, end))) {
       break;
     }
     taken = p;
@@ -277,6 +279,20 @@ text::Cursor take_keys(text::Cursor begin, text::Cursor end, ExampleBuilder& int
   }
   into.keys(std::span(keys).first(count));
   return taken;
+}
+
+// Where the keys of the next instance begin, if these follow the end of a list of keys with nothing between
+// them; else null. The parser, which is within that list, is then within the next one: it need not read what
+// lies between them, which would take a third of its time.
+text::Cursor next_keys(text::Cursor p, text::Cursor end) {
+  for (const std::string_view token : {"]", "}", ",", "{", "\"keys\"", ":", "["}) {
+    p = behind_blanks(p, end);
+    if (static_cast<std::size_t>(end - p) < token.size() || std::memcmp(p, token.data(), token.size()) != 0) {
+      return nullptr;
+    }
+    p += token.size();
+  }
+  return p;
 }
 
 // What is wrong at a byte of a body.
@@ -320,8 +336,17 @@ void JsonInstances::read(std::string_view body, std::string_view allowed, Exampl
     more = until != body.size();
     taken += parser.write_some(more, body.data() + taken, until - taken, error);
     if (more && !error && handler.in_keys()) {
-      taken = static_cast<std::size_t>(take_keys(bytes.data() + taken, bytes.data() + bytes.size(), into) -
-                                       bytes.data());
+      const text::Cursor end = bytes.data() + bytes.size();
+      text::Cursor at = take_keys(bytes.data() + taken, end, into);
+      for (text::Cursor next = next_keys(at, end); next != nullptr; next = next_keys(at, end)) {
+        into.end_list();
+        into.end();
+        into.begin();
+        into.column("keys");
+        into.begin_list();
+        at = take_keys(next, end, into);
+      }
+      taken = static_cast<std::size_t>(at - bytes.data());
     }
   }
   if (error) {

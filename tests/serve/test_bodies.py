@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import json
 
 import pytest
@@ -203,8 +205,49 @@ def test_a_list_of_keys_in_json_is_read_as_python_reads_it(of_lines, text):
         assert not ("malformed" in found and keys is not None)
 
 
+BETWEEN = ["]", "}", ",", "{", '"keys"', ":", "[", " ", "\n", '"values":[1]', '"other"', "null", "3", "]},{"]
+
+
+@pytest.mark.slow
+@settings(max_examples=rounds(1000))
+@given(st.lists(st.sampled_from(BETWEEN), max_size=12).map("".join))
+@example(']},{"keys":[')
+@example(' ] } ,\n{ "keys" : [ ')
+@example(']},{"keys":[]},{"keys":[')
+@example('],"values":[1]},{"keys":[')
+@example(']},{"keys":[3,')
+@example(']},{"keys":[3],"keys":[')
+@example(']},{"keys":[[')
+@example(']},{},{"keys":[')
+def test_what_lies_between_lists_of_keys_in_json_is_read_as_python_reads_it(of_lines, text):
+    body = '{"instances": [{"keys": [5' + text + "7]}]}"
+    pairs = None
+    with contextlib.suppress(ValueError, TypeError):
+        pairs = json.loads(body, object_pairs_hook=list)[0][1]
+    found = of_body(body.encode(), JSON, of_lines)
+    if pairs is not None and all(is_instance_of_keys(one) for one in pairs):
+        lists = [dict(one) for one in pairs]
+        keys = [key for one in lists for key in one["keys"]]
+        values = [value for one in lists for value in one.get("values", [1.0] * len(one["keys"]))]
+        offsets = [0, *itertools.accumulate(len(one["keys"]) for one in lists)]
+        assert found == (offsets, keys, values if any(value != 1 for value in values) else None)
+    else:
+        assert isinstance(found, str)
+
+
+def is_instance_of_keys(pairs):
+    """Whether the members of an object are keys and maybe values, of one length."""
+    if not isinstance(pairs, list) or not all(isinstance(one, tuple) for one in pairs):
+        return False
+    lists, names = dict(pairs), [name for name, _ in pairs]
+    if "keys" not in lists or not set(names) <= {"keys", "values"} or len(set(names)) < len(names):
+        return False
+    numbers = [one for its in lists.values() for one in (its if isinstance(its, list) else [None])]
+    return all(type(one) is int for one in numbers) and len({len(its) for its in lists.values()}) == 1
+
+
 def test_a_body_that_ends_within_a_list_of_keys_is_refused(of_lines):
-    body = b'{"instances": [{"keys": [5, 66, 777'
+    body = b'{"instances": [{"keys": [5, 66, 777]},{"keys":[8, 9'
     for size in range(len(body) + 1):
         assert isinstance(of_body(body[:size], JSON, of_lines), str)
 
