@@ -40,16 +40,29 @@ class FitProgress:
         Batches that were learned from since the fit began, or was resumed.
     """
 
-    def __init__(self, model: Any, pass_number: int, batches: int, seen: StreamMetrics | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pass_number: int,
+        batches: int,
+        seen: StreamMetrics | None,
+        fit_state: Callable[[], FitState] | None = None,
+    ) -> None:
         self.model = model
         self.pass_number = pass_number
         self.batches = batches
         self._seen = seen
+        self._fit_state = fit_state
 
     @property
     def examples(self) -> int:
         """Examples that the model has learned from, over all its fits."""
         return int(self.model.examples)
+
+    def examples_of_all(self) -> int:
+        """Return the examples that all workers have learned from; for the worker that leads, within a pass."""
+        alone = self.model.store.num_workers == 1 or self._fit_state is None
+        return self.examples if alone or self._fit_state is None else self._fit_state().examples
 
     @property
     def metrics(self) -> Metrics:
@@ -187,12 +200,12 @@ class Callbacks(FitObserver):
         self._batches += 1
         number = len(self._model.history.passes) + 1 if self._on_batch else 0
         for call in self._on_batch:
-            call(FitProgress(self._model, number, self._batches, seen[0]))
+            call(FitProgress(self._model, number, self._batches, seen[0], fit_state))
 
-    def idle(self) -> None:
+    def idle(self, fit_state: Callable[[], FitState]) -> None:
         """Pass it on."""
         for call in self._on_idle:
-            call(FitProgress(self._model, len(self._model.history.passes) + 1, self._batches, None))
+            call(FitProgress(self._model, len(self._model.history.passes) + 1, self._batches, None, fit_state))
 
     def pass_done(self, fit_state: Callable[[], FitState]) -> None:
         """Pass it on."""

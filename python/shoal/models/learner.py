@@ -246,7 +246,7 @@ class FitObserver:
     def clock_done(self, fit_state: Callable[[], FitState]) -> None:
         """React to a clock in which this worker of several had no batch, since it has ended the pass."""
 
-    def idle(self) -> None:
+    def idle(self, fit_state: Callable[[], FitState]) -> None:
         """React to a stream of which nothing arrives; called some twenty times a second."""
 
     def pass_done(self, fit_state: Callable[[], FitState]) -> None:

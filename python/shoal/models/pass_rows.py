@@ -357,7 +357,7 @@ class PassRows:
         if not self._writes:
             self._write_all(trainers)
         elif not self._rows.lags:
-            self._rows.wait_for_clock()
+            self._rows.table.wait_for_clock()
         else:
             self._rows.settle()
             self._rows.assign(_keys_of_shares(SAVED_SHARE, self.header), self._share_rows())

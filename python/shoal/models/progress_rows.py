@@ -130,11 +130,6 @@ class ProgressRows:
             self._waiting.clear()
             self._store.flush()
 
-    def wait_for_clock(self) -> None:
-        """Wait until all servers have ended the clocks of all workers that this one has ended, under BSP."""
-        begins = [(slot << 64) // self._store.slots for slot in range(self._store.slots)]
-        self.table.pull(_core.unmix(np.array(begins, np.uint64)))  # a key of every slot
-
     # ---- at once -----------------------------------------------------------------------------------------------------
 
     def pull(self, keys: Keys | Sequence[int]) -> Row:

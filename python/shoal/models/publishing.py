@@ -20,6 +20,7 @@ from shoal.base.machine import local_path
 from shoal.base.scalars import whole
 from shoal.errors import ShoalError
 from shoal.models.callbacks import Callback, FitProgress
+from shoal.models.saved_predictor import check_moments
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class PublishDelta(Callback):
     -----
     Of a topic an export has the time of the latest event that the model has learned from, from which a server tells how
     fresh its predictions are (``shoal_freshness_seconds``).
+
+    Of several workers all have it, and the first one exports; under BSP, where the others wait for its clock.
 
     An export has rows, dense part and calibration of the moment after a batch. A delta costs what has changed: rows
     that the table has recorded since the last one. Training waits for it. An export that fails is logged, and the next
@@ -80,26 +83,45 @@ class PublishDelta(Callback):
 
     def fit_begins(self, progress: FitProgress) -> None:
         """Look for exports of an earlier fit: the first one of this fit is full."""
+        check_moments(progress.model.store)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._base, self._full, self._last = None, [], time.monotonic()
 
     def batch_done(self, progress: FitProgress) -> None:
         """Export the model, if it is time."""
-        if time.monotonic() - self._last >= self._every:
-            self._publish(progress.model)
+        if self._is_due(progress):
+            self._publish(progress.model, progress.examples_of_all())
 
     def stream_idle(self, progress: FitProgress) -> None:
         """Export the model, if it is time, and it has learned anything since the last time."""
-        if progress.model.examples not in (0, self._examples):
-            self.batch_done(progress)
+        if self._is_due(progress) and (examples := progress.examples_of_all()) not in (0, self._examples):
+            self._publish(progress.model, examples)
 
     def fit_ends(self, progress: FitProgress, error: BaseException | None) -> None:
         """Export the model as it is at the end, unless the fit has failed."""
-        if progress.model.examples != self._examples and (error is None or isinstance(error, KeyboardInterrupt)):
-            self._publish(progress.model)
+        is_new = progress.examples_of_all() != self._examples
+        if is_new and self._leads(progress) and (error is None or isinstance(error, KeyboardInterrupt)):
+            self._publish(progress.model, progress.examples_of_all())
 
-    def _publish(self, model: Any) -> None:
+    def _is_due(self, progress: FitProgress) -> bool:
+        return time.monotonic() - self._last >= self._every and self._leads(progress)
+
+    @staticmethod
+    def _leads(progress: FitProgress) -> bool:
+        """Whether this worker exports: the first one that is there."""
+        store = progress.model.store
+        return bool(store.rank == min({*range(store.num_workers)} - store.member.lost_workers, default=0))
+
+    def _publish(self, model: Any, examples: int) -> None:
         self._last = time.monotonic()
+        record = model.record
+        record.examples, mine = examples, record.examples
+        try:
+            self._export(model)
+        finally:
+            record.examples = mine
+
+    def _export(self, model: Any) -> None:
         number = 1 + max((int(path.name) for path in self._exports()), default=0)
         target = self.directory / f"{number:06}"
         is_full = self._base is None or self._deltas + 1 >= self._full_every

@@ -49,6 +49,15 @@ class StoreOwner:
             self._store.close()
 
 
+def check_moments(store: Store) -> None:
+    """Raise ValueError if the rows of a store are of no one moment while its workers train."""
+    if store.num_workers > 1 and not store.consistency.is_bulk:
+        raise ValueError(
+            f"under {store.consistency.text} the rows of several workers are not of one moment while they train: train "
+            "under bsp, or save the model and export its directory (shoal export MODEL --output DIR --since OLDER)"
+        )
+
+
 class SavedPredictor(StoreOwner, Predictor):
     """A predictor over tables of a store."""
 
@@ -123,19 +132,22 @@ class SavedPredictor(StoreOwner, Predictor):
         Raises
         ------
         ValueError
-            The model has not learned from anything yet; the store has several workers; ``since`` is of other tables; or
-            as `shoal.Store.export`; or there is no ONNX graph with the margins of the model. Nothing was written.
+            The model has not learned from anything yet; the store has several workers under SSP or ASP; ``since`` is of
+            other tables; or as `shoal.Store.export`; or there is no ONNX graph with the margins of the model. Nothing
+            was written.
         ImportError
             ``onnx``, and a package of the extra is not installed.
+
+        Notes
+        -----
+        Of several workers under BSP one exports, between two clocks: the rows are those of its clock. The others wait.
         """
         store = self._store
-        if store.num_workers > 1:
-            raise ValueError(
-                "the rows of a cluster of several workers are not of one moment while they train: save the model, and "
-                "export its directory (shoal export MODEL --output DIR --since OLDER)"
-            )
+        check_moments(store)
         self.check_fitted()
         store.flush()
+        if store.num_workers > 1:
+            self._tables[0].wait_for_clock()
         described, parts = self.described()
         if onnx:
             parts[files.ONNX_TOWER] = self.onnx_tower()

@@ -358,7 +358,7 @@ class Training:
     def _idle(self) -> None:
         """Let the clocks of the others go on while nothing arrives."""
         for observer in self._observers:
-            observer.idle()
+            observer.idle(self._fit_state)
         # What has an end is there already, and is waited for: then batches and clocks do not depend on the time.
         if is_endless(self._reader) and not self._team.is_alone and self._team.can_continue:
             self._run.work.tick()

@@ -481,6 +481,11 @@ class Table:
         in_order[batch.inverse] = checked
         self._rwlock.shared(lambda: self.shard.assign(batch.native, in_order, self._clock()))
 
+    def wait_for_clock(self) -> None:
+        """Wait until all servers have ended the clocks of all workers that this one has ended, under BSP."""
+        begins = [(slot << 64) // self._slots for slot in range(self._slots)]
+        self.pull(_core.unmix(np.array(begins, np.uint64)))  # a key of every slot
+
     def restore(self, keys: Keys, state: Mapping[str, AnyRows], *, step: int | None = None) -> None:
         """Create rows with their optimizer state: what `state` has read, or another program's.
 
