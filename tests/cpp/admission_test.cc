@@ -10,7 +10,7 @@
 
 #include "check.h"
 
-namespace shoal {
+namespace shoal::admission_test {
 namespace {
 
 Admission after_count(std::uint32_t n, std::uint32_t within = 0, std::uint64_t capacity = 0) {
@@ -149,4 +149,4 @@ TEST(a_coin_is_the_same_whoever_tosses_it) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::admission_test

@@ -15,7 +15,7 @@
 #include "replica/arc_group.h"
 #include "shard/reductions.h"
 
-namespace shoal {
+namespace shoal::arc_test {
 namespace {
 
 constexpr std::uint32_t kAsp = 4;
@@ -221,4 +221,4 @@ TEST(an_operation_for_which_memory_runs_out_at_any_allocation_acts_once_when_it_
   CHECK(failures > all.size());
 }
 
-}  // namespace shoal
+}  // namespace shoal::arc_test

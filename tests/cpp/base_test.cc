@@ -24,7 +24,7 @@
 #include "base/noise.h"
 #include "check.h"
 
-namespace shoal {
+namespace shoal::base_test {
 namespace {
 
 TEST(a_region_keeps_its_bytes_and_reads_zero_beyond_them_at_every_size) {
@@ -313,4 +313,4 @@ TEST(crc32c_has_the_known_values_and_extends) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::base_test

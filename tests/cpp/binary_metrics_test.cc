@@ -18,7 +18,7 @@
 #include "check.h"
 #include "random_batch.h"
 
-using namespace shoal;
+namespace shoal::binary_metrics_test {
 
 namespace {
 
@@ -253,3 +253,5 @@ TEST(margins_with_wrong_labels_weights_or_histograms_are_refused) {
   CHECK_THROWS(count_margins(from.margins, from.labels, from.weights, kLimit, std::span(counts), pool),
                "without weights");
 }
+
+}  // namespace shoal::binary_metrics_test

@@ -10,7 +10,7 @@
 #include "base/memory.h"
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::buffer_pool_test {
 
 TEST(a_block_has_the_bytes_asked_for_at_a_cache_line) {
   BufferPool pool;
@@ -131,3 +131,5 @@ TEST(blocks_go_out_in_one_thread_and_come_back_in_others) {
     thread.join();
   }
 }
+
+}  // namespace shoal::buffer_pool_test

@@ -13,7 +13,7 @@
 #include "check.h"
 #include "random_batch.h"
 
-using namespace shoal;
+namespace shoal::by_feature_test {
 
 namespace {
 
@@ -231,3 +231,5 @@ TEST(arguments_that_do_not_match_are_refused) {
   const std::vector<Keys> beyond{{0, 3}};
   CHECK_THROWS(examples.bounds({0, 2}, beyond, out, pool), "no run from 0 to 3");
 }
+
+}  // namespace shoal::by_feature_test

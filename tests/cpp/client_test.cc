@@ -16,7 +16,7 @@
 #include "memory_zmq.h"
 #include "orders.h"
 
-using namespace shoal;
+namespace shoal::client_test {
 using client::CallPtr;
 using client::Client;
 using client::Waited;
@@ -342,3 +342,5 @@ TEST(failures_that_no_thread_waits_for_are_returned_once) {
   CHECK(!world.client->calls().has_unobserved());
   CHECK(push(*world.client, std::make_shared<Arrays>(range_of(10)))->failure->text == "cut off");
 }
+
+}  // namespace shoal::client_test

@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::count_min_test {
 
 TEST(counters_are_the_sums_over_positions) {
   std::mt19937_64 random(3);
@@ -79,3 +79,5 @@ TEST(sketches_that_do_not_fit_their_counters_are_refused) {
                "memory");
   CHECK_THROWS(count_min_positions({0, 2, 3}, keys, counters, pool), "2 numbers for each key");
 }
+
+}  // namespace shoal::count_min_test

@@ -11,7 +11,7 @@
 #include "base/simd.h"
 #include "check.h"
 
-namespace shoal {
+namespace shoal::cpu_features_test {
 
 namespace {
 
@@ -78,5 +78,5 @@ TEST(the_loader_chooses_the_widest_version_of_a_function) {
 }
 #endif
 
-}  // namespace shoal
+}  // namespace shoal::cpu_features_test
 #endif

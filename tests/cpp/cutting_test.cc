@@ -11,7 +11,7 @@
 #include "check.h"
 #include "client_input.h"
 
-using namespace shoal;
+namespace shoal::cutting_test {
 using namespace shoal::client;
 
 namespace {
@@ -113,3 +113,5 @@ TEST(rows_of_a_slot_that_no_message_has_room_for_are_refused) {
                "20 rows of slots 1 to 2 are 240 bytes of a push");
   CHECK_THROWS(check_fits(call, map, {.largest_message = 240}), "30 rows of slots 0 to 2");
 }
+
+}  // namespace shoal::cutting_test

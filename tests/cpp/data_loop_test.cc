@@ -22,7 +22,7 @@
 #include "orders.h"
 #include "wire/times.h"
 
-using namespace shoal;
+namespace shoal::data_loop_test {
 
 namespace {
 
@@ -346,3 +346,5 @@ TEST(a_module_that_is_not_there_or_has_no_libzmq_is_told_with_the_remedy) {
   CHECK_THROWS(Zmq::of("/nowhere/_zmq.so"), "import zmq first");
   CHECK_THROWS(Zmq::of(""), "install pyzmq's wheel");  // this program itself
 }
+
+}  // namespace shoal::data_loop_test

@@ -16,7 +16,7 @@
 #include "replica/clocks.h"
 #include "replica/pending_pushes.h"
 
-using namespace shoal;
+namespace shoal::dedup_window_test {
 
 TEST(a_window_remembers_64_numbers_and_takes_older_ones_for_seen) {
   std::mt19937_64 random(1);
@@ -186,3 +186,5 @@ TEST(pushes_that_wait_come_out_by_rank_and_sequence_and_their_bytes_add_up) {
   CHECK(got == std::vector<Name>(expected.begin(), expected.end()));
   CHECK_EQ(pending.bytes(), 0);
 }
+
+}  // namespace shoal::dedup_window_test

@@ -8,7 +8,7 @@
 
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::duration_histograms_test {
 using Durations = DurationHistograms;
 
 TEST(each_duration_is_within_the_bounds_of_its_bucket_which_are_a_quarter_apart) {
@@ -51,3 +51,5 @@ TEST(a_reader_in_another_thread_sees_counts_that_rise) {
   CHECK_EQ(durations.total_ns(pull), 3'000'000);
   CHECK_EQ(durations.count(0, 0), 1);
 }
+
+}  // namespace shoal::duration_histograms_test

@@ -24,7 +24,7 @@
 #include "check.h"
 #include "export/export_reader.h"
 
-namespace shoal {
+namespace shoal::export_reader_test {
 namespace {
 
 using Rows = std::map<std::uint64_t, std::vector<float>>;  // by hash
@@ -445,4 +445,4 @@ TEST(int8_is_off_by_half_a_step_at_most) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::export_reader_test

@@ -14,7 +14,7 @@
 #include "failing_memory.h"
 #include "orders.h"
 
-namespace shoal {
+namespace shoal::failing_memory_test {
 namespace {
 
 constexpr std::uint32_t kJob = 9;
@@ -277,4 +277,4 @@ TEST(a_tick_that_releases_what_waited_for_it_survives_the_failure_of_any_allocat
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::failing_memory_test

@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::filter_test {
 using namespace shoal::client;
 
 namespace {
@@ -137,3 +137,5 @@ TEST(whole_rows_pass_no_threshold) {
   static_cast<void>(filter.push(frame(hashes), frame(grads), 1, 1, {}, false));
   CHECK_EQ(filter.counts().rows_dropped + filter.counts().rows_raised, 20);
 }
+
+}  // namespace shoal::filter_test

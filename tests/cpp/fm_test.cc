@@ -13,7 +13,7 @@
 #include "check.h"
 #include "random_batch.h"
 
-using namespace shoal;
+namespace shoal::fm_test {
 
 namespace {
 
@@ -250,3 +250,5 @@ TEST(arrays_that_do_not_fit_together_are_refused_before_anything_is_written) {
   CHECK(sums == std::vector<double>(40 * dim, 7.0));
   CHECK(out == std::vector<float>(batch.keys * dim, 7.0F));
 }
+
+}  // namespace shoal::fm_test

@@ -12,7 +12,7 @@
 #include "base/mix.h"
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::hot_keys_test {
 
 namespace {
 
@@ -147,3 +147,5 @@ TEST(a_list_that_is_sent_again_and_again_has_all_its_keys_sampled) {
   const auto found = hot.hottest(512);
   CHECK(found.front().count < 2 * expected / 512 + 20);
 }
+
+}  // namespace shoal::hot_keys_test

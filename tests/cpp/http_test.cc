@@ -22,7 +22,7 @@
 
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::http_test {
 using namespace std::chrono_literals;
 
 namespace {
@@ -695,3 +695,5 @@ TEST(several_servers_listen_on_one_port_if_they_all_say_so) {
     CHECK_EQ(status_of(Client(first.port()).ask(get("/"))), 200);
   }
 }
+
+}  // namespace shoal::http_test

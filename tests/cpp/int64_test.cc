@@ -15,7 +15,7 @@
 #include "shard/reductions.h"
 #include "shard/shard.h"
 
-using namespace shoal;
+namespace shoal::int64_test {
 
 namespace {
 
@@ -174,3 +174,5 @@ TEST(rows_of_integers_have_pairs_of_floats_and_no_other_rule) {
   MergeScratch room;
   CHECK_THROWS(merge({}, 2, pool, room, {}, 2, Elements::kInt64Pairs), "integers have no mean");
 }
+
+}  // namespace shoal::int64_test

@@ -10,7 +10,7 @@
 
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::interactions_test {
 
 namespace {
 
@@ -104,3 +104,5 @@ TEST(interactions_of_one_huge_row_are_refused_before_anything_is_written) {
                "the interactions of row 0 make more than 4294967296 features");
   CHECK_THROWS(made(std::vector<std::uint64_t>{2, 2}, {indptr, keys, {}, fields}), "row 0");
 }
+
+}  // namespace shoal::interactions_test

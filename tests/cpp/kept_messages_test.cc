@@ -13,7 +13,7 @@
 #include "fake_zmq.h"
 #include "orders.h"
 
-using namespace shoal;
+namespace shoal::kept_messages_test {
 using wire::Op;
 using wire::Status;
 
@@ -332,3 +332,5 @@ TEST(a_service_may_be_destroyed_by_another_thread_with_pushes_that_came_through_
   }
   CHECK_EQ(fake.live, 0);
 }
+
+}  // namespace shoal::kept_messages_test

@@ -17,7 +17,7 @@
 #include "batch/unique_keys.h"
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::key_batch_test {
 
 namespace {
 
@@ -453,3 +453,5 @@ TEST(unique_keys_that_meet_in_one_place_of_a_table_are_sorted) {
     }
   }
 }
+
+}  // namespace shoal::key_batch_test

@@ -17,7 +17,7 @@
 #include "check.h"
 #include "wire/significance.h"
 
-namespace shoal {
+namespace shoal::key_list_cache_test {
 namespace {
 
 using Hashes = std::vector<std::uint64_t>;
@@ -189,4 +189,4 @@ TEST(a_rows_chance_does_not_depend_on_its_company) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::key_list_cache_test

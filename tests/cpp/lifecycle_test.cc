@@ -14,7 +14,7 @@
 #include "policy/budget.h"
 #include "shard/shard.h"
 
-namespace shoal {
+namespace shoal::lifecycle_test {
 namespace {
 
 TableSpec ruled(std::size_t dim, const std::optional<NamedRule>& admit,
@@ -117,4 +117,4 @@ TEST(callers_at_once_leave_a_table_whole_and_within_its_budget) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::lifecycle_test

@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-namespace shoal {
+namespace shoal::line_scan_test {
 
 namespace {
 
@@ -123,4 +123,4 @@ TEST(a_line_that_does_not_end_in_the_scanned_bytes_is_not_listed) {
   check_scans({}, ',');
 }
 
-}  // namespace shoal
+}  // namespace shoal::line_scan_test

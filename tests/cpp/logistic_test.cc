@@ -18,7 +18,7 @@
 #include "check.h"
 #include "random_batch.h"
 
-using namespace shoal;
+namespace shoal::logistic_test {
 
 namespace {
 
@@ -326,3 +326,5 @@ TEST(a_label_that_is_neither_0_nor_1_is_refused_with_its_position) {
   }
   CHECK(slopes == std::vector<double>(3, 7.0));
 }
+
+}  // namespace shoal::logistic_test

@@ -16,7 +16,7 @@
 #include "base/threads.h"
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::merge_test {
 
 namespace {
 
@@ -225,3 +225,5 @@ TEST(counts_in_some_lists_only_are_refused_but_an_empty_list_has_none_to_give) {
   CHECK_THROWS(merged({{}, {{1}, {1}, {}}, {{2}, {1}, {1}}}), "list 2 has 1 hashes but 1 counts");
   CHECK_EQ(merged({{}, {{1}, {1}, {3}}, {}}).counts[0], 3);
 }
+
+}  // namespace shoal::merge_test

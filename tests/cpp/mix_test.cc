@@ -9,7 +9,7 @@
 
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::mix_test {
 
 namespace {
 
@@ -95,3 +95,5 @@ TEST(scale_is_a_fraction_of_n_and_never_falls) {
     CHECK(scale(low, n) <= scale(high, n));
   }
 }
+
+}  // namespace shoal::mix_test

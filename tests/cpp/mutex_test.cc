@@ -6,7 +6,7 @@
 
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::mutex_test {
 using namespace std::chrono_literals;
 
 namespace {
@@ -66,3 +66,5 @@ TEST(a_thread_that_waits_for_a_condition_releases_the_mutex) {
   CHECK(mutex.try_lock());
   mutex.unlock();
 }
+
+}  // namespace shoal::mutex_test

@@ -18,7 +18,7 @@
 #include "optim/init.h"
 #include "optim/optimizer.h"
 
-namespace shoal {
+namespace shoal::optim_test {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(SHOAL_CHECKED)
@@ -362,4 +362,4 @@ TEST(the_normal_quantile_is_right_to_many_digits) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::optim_test

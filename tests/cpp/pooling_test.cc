@@ -11,7 +11,7 @@
 #include "check.h"
 #include "random_batch.h"
 
-using namespace shoal;
+namespace shoal::pooling_test {
 
 namespace {
 
@@ -262,3 +262,5 @@ TEST(pooling_refuses_what_does_not_fit_together) {
   refuses(Pooling::kMax, plain, 2, 6, 0, 14, "winners must have 2 numbers for each of the 7 bags, got 0");
   refuses(Pooling::kSum, biased, 2, 8, 0, 14, "a bag has no bias");
 }
+
+}  // namespace shoal::pooling_test

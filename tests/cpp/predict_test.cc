@@ -18,7 +18,7 @@
 #include "predict/predictor.h"
 #include "predict/request_bodies.h"
 
-namespace shoal::predict {
+namespace shoal::predict::predict_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -225,4 +225,4 @@ TEST(bounds_of_Criteos_buckets_are_those_of_the_logarithm) {
 }
 
 }  // namespace
-}  // namespace shoal::predict
+}  // namespace shoal::predict::predict_test

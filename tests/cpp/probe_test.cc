@@ -14,7 +14,7 @@
 #include "table/probe.h"
 #include "table/slot_table.h"
 
-namespace shoal {
+namespace shoal::probe_test {
 namespace {
 
 // A few tables of one store, filled with every other hash of a list that covers all of them. The first
@@ -175,4 +175,4 @@ TEST(tables_that_grow_and_shift_between_the_steps_of_a_run_do_not_lose_its_rows)
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::probe_test

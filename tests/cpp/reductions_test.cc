@@ -15,7 +15,7 @@
 #include "check.h"
 #include "shard/shard_copy.h"
 
-namespace shoal {
+namespace shoal::reductions_test {
 namespace {
 
 TableSpec group(std::size_t dim) {
@@ -138,4 +138,4 @@ TEST(questions_and_changes_run_beside_pushes) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::reductions_test

@@ -16,7 +16,7 @@
 #include "check.h"
 #include "orders.h"
 
-using namespace shoal;
+namespace shoal::replicated_service_test {
 using namespace std::chrono_literals;
 
 namespace {
@@ -341,3 +341,5 @@ TEST(a_primary_and_its_backup_in_threads_of_their_own_are_equal_after_cuts_and_a
   backup.send("worker", push(sent + 1));
   eventually([&] { return backup.answered() == 1; });
 }
+
+}  // namespace shoal::replicated_service_test

@@ -12,7 +12,7 @@
 
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::row_cache_test {
 
 namespace {
 
@@ -117,3 +117,5 @@ TEST(sums_of_more_clocks_than_lists_have_numbers_leave_once_and_in_time) {
   CHECK_EQ(sent, added);
   CHECK(cache.verify());
 }
+
+}  // namespace shoal::row_cache_test

@@ -21,7 +21,7 @@
 #include "optim/init.h"
 #include "optim/optimizer.h"
 
-namespace shoal {
+namespace shoal::rules_test {
 namespace {
 
 using Params = std::map<std::string, double>;
@@ -396,4 +396,4 @@ TEST(parameters_at_their_bounds_are_taken_and_beyond_them_refused) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::rules_test

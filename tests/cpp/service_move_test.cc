@@ -19,7 +19,7 @@
 #include "endpoint/service.h"
 #include "orders.h"
 
-namespace shoal {
+namespace shoal::service_move_test {
 namespace {
 
 using wire::Header;
@@ -821,4 +821,4 @@ TEST(arcs_go_on_when_the_service_that_they_came_from_is_gone) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::service_move_test

@@ -28,7 +28,7 @@
 #include "check.h"
 #include "orders.h"
 
-using namespace shoal;
+namespace shoal::service_test {
 using wire::Header;
 using wire::Op;
 using wire::Status;
@@ -1253,3 +1253,5 @@ TEST(the_clock_of_a_table_continues_in_a_named_job) {
   CHECK_EQ(clock_of(next, 0), 11);
   CHECK_EQ(clock_of(third, 0), 11);
 }
+
+}  // namespace shoal::service_test

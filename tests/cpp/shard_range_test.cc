@@ -15,7 +15,7 @@
 #include "shard/shard.h"
 #include "shard/snapshot.h"
 
-namespace shoal {
+namespace shoal::shard_range_test {
 namespace {
 
 constexpr std::size_t kSlots = 16;
@@ -246,4 +246,4 @@ TEST(a_shard_of_a_range_refuses_what_is_not_its_own) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::shard_range_test

@@ -24,7 +24,7 @@
 #include "check.h"
 #include "shard/shard.h"
 
-namespace shoal {
+namespace shoal::shard_test {
 namespace {
 
 TableSpec sgd(std::size_t dim, double lr, const char* init = "Zeros", double parameter = 0,
@@ -503,4 +503,4 @@ TEST(a_child_after_a_fork_gets_an_error_and_ends_without_waiting) {
 #endif
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::shard_test

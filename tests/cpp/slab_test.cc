@@ -12,7 +12,7 @@
 #include "check.h"
 #include "table/slab.h"
 
-namespace shoal {
+namespace shoal::slab_test {
 namespace {
 
 void write(const Slab& slab, std::size_t number, std::size_t row_bytes, std::uint64_t what) {
@@ -118,4 +118,4 @@ TEST(chunks_are_distinct_and_come_again_once_given_back) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::slab_test

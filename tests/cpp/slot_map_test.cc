@@ -11,7 +11,7 @@
 #include "check.h"
 #include "client_input.h"
 
-using namespace shoal;
+namespace shoal::slot_map_test {
 using namespace shoal::client;
 
 TEST(runs_owners_and_arcs_are_those_of_the_slots) {
@@ -61,3 +61,5 @@ TEST(a_map_with_a_gap_or_an_unknown_endpoint_is_refused) {
   CHECK_THROWS(SlotMap(1, one, {{0, 4, 1}}), "no endpoint");
   CHECK_THROWS(SlotMap(1, one, {{0, 4, 0}}, {1}), "is no endpoint");
 }
+
+}  // namespace shoal::slot_map_test

@@ -15,7 +15,7 @@
 #include "table/match.h"
 #include "table/slot_table.h"
 
-namespace shoal {
+namespace shoal::slot_table_test {
 namespace {
 
 using Rows = std::map<std::uint64_t, std::uint32_t>;  // the expected contents of a table: one number per row
@@ -455,4 +455,4 @@ TEST(verify_names_a_passed_bucket_that_does_not_say_so) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::slot_table_test

@@ -20,7 +20,7 @@
 #include "shard/snapshot.h"
 #include "table/dirty_ranges.h"
 
-namespace shoal {
+namespace shoal::snapshot_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -701,4 +701,4 @@ TEST(a_merge_refuses_rows_outside_of_their_ranges_and_sections_of_a_wrong_size) 
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::snapshot_test

@@ -10,7 +10,7 @@
 #include "check.h"
 #include "shard/shard.h"
 
-namespace shoal {
+namespace shoal::spec_bytes_test {
 namespace {
 
 using Params = std::map<std::string, double>;
@@ -158,4 +158,4 @@ TEST(damaged_descriptions_never_do_more_than_throw) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::spec_bytes_test

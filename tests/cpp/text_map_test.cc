@@ -10,7 +10,7 @@
 
 #include "check.h"
 
-namespace shoal {
+namespace shoal::text_map_test {
 namespace {
 
 using Keys = std::vector<std::uint64_t>;
@@ -106,4 +106,4 @@ TEST(texts_end_at_the_limit_and_a_wrong_list_of_ends_adds_nothing) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::text_map_test

@@ -24,7 +24,7 @@
 #include "text/token_key.h"
 #include "text/vw.h"
 
-namespace shoal::text {
+namespace shoal::text::text_test {
 
 namespace {
 
@@ -558,4 +558,4 @@ TEST(a_missing_cell_has_one_of_the_texts_given) {
   CHECK(!missing.has_empty() && MissingTexts({""}).has_empty());
 }
 
-}  // namespace shoal::text
+}  // namespace shoal::text::text_test

@@ -16,7 +16,7 @@
 #include "base/thread_team.h"
 #include "check.h"
 
-using namespace shoal;
+namespace shoal::threads_test {
 
 namespace {
 
@@ -390,3 +390,5 @@ TEST(a_forked_child_has_no_team) {
   CHECK(runs_each_once(pool, 10));
   CHECK(in_child([&] { return runs_each_once(pool, 10) && teamed == 1; }));
 }
+
+}  // namespace shoal::threads_test

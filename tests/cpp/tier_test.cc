@@ -33,7 +33,7 @@
 #include "tier/storage_error.h"
 #include "tier/tier_memory.h"
 
-namespace shoal {
+namespace shoal::tier_test {
 namespace {
 
 const std::string kDirectory = std::filesystem::temp_directory_path();
@@ -823,4 +823,4 @@ TEST(threads_share_a_tiered_table) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::tier_test

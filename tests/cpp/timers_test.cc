@@ -9,6 +9,8 @@
 
 #include "check.h"
 
+namespace shoal::timers_test {
+
 using namespace shoal::client;
 
 TEST(what_is_due_comes_in_the_order_of_the_times_and_of_the_settings) {
@@ -55,3 +57,5 @@ TEST(what_is_due_comes_in_the_order_of_the_times_and_of_the_settings) {
     }
   }
 }
+
+}  // namespace shoal::timers_test

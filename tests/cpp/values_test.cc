@@ -14,7 +14,7 @@
 #include "base/noise.h"
 #include "check.h"
 
-namespace shoal {
+namespace shoal::values_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -173,4 +173,4 @@ TEST(sizes_that_do_not_fit_are_the_callers_mistake) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::values_test

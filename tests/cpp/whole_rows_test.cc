@@ -21,7 +21,7 @@
 #include "shard/shard.h"
 #include "tier/tier.h"
 
-namespace shoal {
+namespace shoal::whole_rows_test {
 namespace {
 
 using Params = std::map<std::string, double>;
@@ -277,4 +277,4 @@ TEST(a_tiered_table_adds_changes_as_one_in_memory_does) {
 }
 
 }  // namespace
-}  // namespace shoal
+}  // namespace shoal::whole_rows_test

@@ -13,7 +13,7 @@
 #include "service_input.h"
 #include "wire_input.h"
 
-namespace shoal::wire {
+namespace shoal::wire::wire_corpus_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -67,4 +67,4 @@ TEST(whatever_a_server_is_asked_in_whatever_order_it_stays_whole) {
 TEST(whatever_a_backup_receives_it_stays_whole) { CHECK(replay("copies", &copies_input::check) >= 50); }
 
 }  // namespace
-}  // namespace shoal::wire
+}  // namespace shoal::wire::wire_corpus_test

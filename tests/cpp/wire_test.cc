@@ -18,7 +18,7 @@
 #include "wire/times.h"
 #include "wire/values.h"
 
-namespace shoal::wire {
+namespace shoal::wire::wire_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -691,4 +691,4 @@ TEST(every_op_status_and_dtype_has_a_name) {
 }
 
 }  // namespace
-}  // namespace shoal::wire
+}  // namespace shoal::wire::wire_test
