@@ -17,7 +17,7 @@ from paths import GOLDEN
 from places import cut_connection, object_store
 from ray_nodes import RayNodes, ray_nodes
 from shoal.store.local import LocalStore, local
-from tiers import rounds
+from tiers import mark_combinations, rounds
 
 # A shell's background jobs start with Ctrl-C ignored, those of nohup with SIGHUP; so would what the tests start, which
 # send them to themselves.
@@ -51,9 +51,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("shoal")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Begin with what is slow: at the end no process waits for the last long test of another one."""
+    mark_combinations(items)
+    yield
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

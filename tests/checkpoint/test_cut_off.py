@@ -99,6 +99,7 @@ class FailingFile:
         return self.file.write(data)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["disk full", "ctrl-c"]
 )

@@ -59,6 +59,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
+@pytest.mark.combined
 @each_optimizer
 @pytest.mark.parametrize("dim", [1, 2, 17])
 def test_every_optimizer_comes_back_bit_for_bit_into_any_cut(optimizer, dim, rng, tmp_path):

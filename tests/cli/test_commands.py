@@ -482,6 +482,7 @@ def test_several_files_patterns_and_standard_input_are_read_as_one(logs):
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("how", ["flipped", "cut short", "missing"])
 @pytest.mark.parametrize("which", ["model.json", "checkpoint-*/manifest.json", "checkpoint-*/*.slots"])
 def test_a_damaged_file_is_named_by_every_command(logs, model, capsys, which, how):

@@ -27,6 +27,7 @@ def table_of(store, **what):
     return store.table("counts", **{"optimizer": shoal.SGD(lr=1.0), **what})
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("local_steps", [False, True])
 @pytest.mark.parametrize("consistency", [shoal.SSP(6), shoal.ASP()])
 @pytest.mark.parametrize("filters", [None, shoal.Filters(key_caching=True, zeros=True)])
@@ -108,6 +109,7 @@ def learn(store, optimizer, *, others=False):
     return pulled, table.state(KEYS), table.pull(KEYS)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("filters", [None, shoal.Filters(gradients="bfloat16", weights="bfloat16")])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: one.rule)
 def test_one_worker_with_local_steps_learns_what_it_learns_without_servers(optimizer, filters):

@@ -51,6 +51,7 @@ MODELS = {
 }
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("servers", "endpoints"), [(1, 1), (2, 2)])
 def test_one_worker_learns_what_a_local_store_learns_to_the_bit(kind, servers, endpoints, batches, tmp_path):

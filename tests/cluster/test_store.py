@@ -164,6 +164,7 @@ def by_one_process(workers, clocks, spec):
         return read(table)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize(("servers", "endpoints"), [(1, 1), (2, 1), (1, 4)])
 @pytest.mark.parametrize(
     "spec",

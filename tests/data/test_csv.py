@@ -88,6 +88,7 @@ def test_files_without_a_header_have_names(file):
     assert batch.keys.tolist() == [key("c", "a"), key("c", "b")]
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_splits_positions_and_streams_know_the_header(file, pack, threads):

@@ -64,6 +64,7 @@ def test_batches_lack_what_was_named_and_keep_their_ends(reader: Reader, files: 
     assert numbers(some.without(examples=["0.txt*"])) == expected(reader, {*lines, *range(1000)})
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("n", [2, 5])
 def test_splits_leave_out_the_same_lines(reader: Reader, files: list[str], n: int) -> None:
     places, lines = left_out(files)
@@ -75,6 +76,7 @@ def test_splits_leave_out_the_same_lines(reader: Reader, files: list[str], n: in
         assert numbers(one.without(examples=found)) == expected(one, lines)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("batches", [1, 3, 60])
 def test_a_pass_that_resumes_leaves_out_the_same_lines(reader: Reader, files: list[str], batches: int) -> None:
     places, lines = left_out(files)

@@ -131,6 +131,7 @@ def test_the_consumed_fraction_never_falls_and_ends_at_one(write, packer):
     assert packer != "plain" or len(set(fractions)) > 50
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("behind", [b"", b"\n", b"\na\n"])
 @pytest.mark.parametrize("front", [b"", b"a\n", b"a\n" * 30])

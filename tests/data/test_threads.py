@@ -172,6 +172,7 @@ def test_a_position_is_behind_the_last_line_of_its_batch(write, case, threads):
         assert cursor.rows == 0
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("form", sorted(LINES))
 @pytest.mark.parametrize("packer", sorted(PACKERS))
 def test_files_of_many_blocks_are_read_alike(tmp_path, rng, form, packer):

@@ -28,6 +28,7 @@ def rows_now(table, keys, dtype):
     return want if dtype == "float32" else oracle.rounded(want, dtype)
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("init", [shoal.Zeros(), shoal.Uniform(0.5, seed=2)])
 @pytest.mark.parametrize("dim", [1, 5])

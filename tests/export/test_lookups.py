@@ -41,6 +41,7 @@ def as_dtype(weights, dtype):
     return weights if dtype == "float32" else oracle.rounded(weights, dtype)
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", long_after(2, [1, 16, 2, 3]))

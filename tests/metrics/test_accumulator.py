@@ -380,6 +380,7 @@ def test_a_bin_stands_at_its_middle_and_what_lies_outside_at_the_ends():
     np.testing.assert_allclose(p, probabilities([-15.5, 0.5, 15.5]), rtol=1e-12)
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("bits", [1, 10, 16])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_many_examples_by_threads_count_as_in_one_batch(bits, weighted):

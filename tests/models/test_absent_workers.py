@@ -84,6 +84,7 @@ def log(tmp_path):
     return path
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("every", [None, 2])
 @pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.SSP(2), shoal.ASP()], ids=str)
 def test_the_others_learn_from_the_split_of_a_worker_that_left_before(consistency, every, log, tmp_path):

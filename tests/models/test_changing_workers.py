@@ -229,6 +229,7 @@ def test_a_worker_that_is_told_to_leave_hands_over_its_share(
     assert stayed[0].sizes[-1] == 2
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("mode", [shoal.BSP(), shoal.ASP()], ids=str)
 @pytest.mark.parametrize("batches", [6, 30, 36], ids=["in a pass", "at its end", "in the next pass"])
 def test_what_an_interrupted_worker_had_left_is_continued(

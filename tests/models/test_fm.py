@@ -82,6 +82,7 @@ def planted_pairs(rng, n, fields=4, each=12, linear=0.3):
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("size", long_after(1, [7, 1, 64]))
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("dim", [1, 3, 8])

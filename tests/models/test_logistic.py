@@ -36,6 +36,7 @@ OPTIMIZERS = [
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("size", long_after(1, [7, 1, 64]))
 @pytest.mark.parametrize("values", [True, False])

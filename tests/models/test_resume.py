@@ -212,6 +212,7 @@ def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, 
     assert {file: file.read_bytes() for file in (tmp_path / "c").rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("how", [{}, {"warm_up": False}])
 @pytest.mark.parametrize("added", ["lines", "a file"])
 def test_a_fit_goes_on_over_files_that_were_appended_to_where_that_is_allowed(

@@ -153,6 +153,7 @@ def test_more_workers_than_partitions_wait_for_the_others(servers: str) -> None:
 # ---- a stop and a resume ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("batches", [1, 7, 20])
 @pytest.mark.parametrize("how", [{}, {"warm_up": True}, {"negative_rate": 0.5}])
 def test_a_stopped_fit_of_a_topic_resumes_to_the_same_bits(

@@ -66,6 +66,7 @@ class WeightedTextbook(Textbook):
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("optimizer", [shoal.FTRL(alpha=0.1, l1=0.3, l2=0.2), shoal.Adagrad(lr=0.1)], ids=str)
 @pytest.mark.parametrize("size", [1, 33])
 @pytest.mark.parametrize("values", [True, False])

@@ -36,6 +36,7 @@ def push_all(table, keys, g, times):
         table.push(keys, grads).result()
 
 
+@pytest.mark.combined
 @each_accumulator
 @pytest.mark.parametrize("g", [0.5, 0.3, 0.1])
 def test_the_mean_over_many_rows_grows_as_it_should(store, optimizer, name, g):

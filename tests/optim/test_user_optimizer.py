@@ -102,6 +102,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("dim", [2, 7, 385])
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize(("ours", "theirs"), TWINS.values(), ids=TWINS.keys())

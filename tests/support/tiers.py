@@ -3,10 +3,15 @@
 A long test repeats what a shorter one checks, with other settings, seeds, sizes or formats, or checks the checks. Tests
 of random examples, those of Hypothesis and others that are marked ``rounds``, are run by both: by `make long`, which
 sets SHOAL_ROUNDS to 1, with all of their examples, else with a quarter of them.
+
+Of a test with several parameters, ``combined`` leaves as many combinations as it takes to have every value of each, and
+``combined(2)`` every two values of different parameters: the others are long.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -36,3 +41,21 @@ def long_but(names: Collection[str], values: Mapping[str, Any] | Iterable[str]) 
     return [
         pytest.param(value, id=name, marks=[] if name in names else pytest.mark.long) for name, value in named.items()
     ]
+
+
+def mark_combinations(items: Iterable[pytest.Item]) -> None:
+    """Mark the combinations long that tests marked ``combined`` leave to others."""
+    tests: dict[tuple[pytest.Item, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("combined"):
+            tests[item.parent, item.originalname].append(item)
+    for some in tests.values():
+        (size,) = some[0].get_closest_marker("combined").args or (1,)
+        has = {one: set(combinations(enumerate(one.callspec._idlist), size)) for one in some}
+        wanted = set().union(*(has[one] for one in some if one.get_closest_marker("long") is None))
+        while wanted:
+            most = max(some, key=lambda one: (one.get_closest_marker("long") is None, len(has[one] & wanted)))
+            wanted -= has.pop(most)
+            some.remove(most)
+        for one in some:
+            one.add_marker(pytest.mark.long)

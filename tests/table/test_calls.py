@@ -259,6 +259,7 @@ STATES = {
 }
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize(("optimizer", "columns"), STATES.items(), ids=lambda x: type(x).__name__)
 def test_state_names_the_columns_of_the_rule(store, optimizer, columns, rng):
     table = store.table("t", dim=3, optimizer=optimizer)

@@ -40,6 +40,7 @@ def sgd(store, dim=4, name="t"):
     return store.table(name, dim=dim, optimizer=shoal.SGD(lr=RATE))
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("slots", [2, 64, 1024])
 def test_no_gradient_is_lost_when_all_push_the_same_keys(threads, slots):

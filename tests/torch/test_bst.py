@@ -60,6 +60,7 @@ def transformed(its, candidates: np.ndarray, items: list[np.ndarray]) -> np.ndar
     return out.reshape(N, -1)
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("max_len", [3, 5, 9])

@@ -94,6 +94,7 @@ def twin(rows):
 # ---- Embedding -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64])
 @pytest.mark.parametrize("shape", [(6,), (3, 2), (2, 1, 3), ()])
 def test_an_embedding_reads_and_pushes_what_torchs_does(store, name, rng, dtype, shape):
@@ -190,6 +191,7 @@ def pooled(weight, places, ends, mode, values):
     return torch.stack(bags).float()
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["fixed", "offsets", "last", "weights", "fixed weights"])
 def test_a_bag_reads_and_pushes_what_torchs_does(store, name, rng, mode, kind):

@@ -146,6 +146,7 @@ def close(got, wanted):
         )
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])

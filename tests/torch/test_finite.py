@@ -41,6 +41,7 @@ def tower(place):
     return torch.load(file, weights_only=True)["module"]
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
 @pytest.mark.parametrize("value", ["3e38", "1e25"])
 def test_a_value_that_overflows_is_named_with_its_field_and_the_checkpoint_stays(tmp_path, value, dense):

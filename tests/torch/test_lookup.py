@@ -37,6 +37,7 @@ def some(rng, lengths: list[int], *, weighted: bool = False, sides: tuple[str, .
     )
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("lengths", [[], [0], [0, 3, 1, 0, 7], [1, 1], [500, 0]])

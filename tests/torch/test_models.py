@@ -44,6 +44,7 @@ def seeded():
     torch.manual_seed(5)
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("per_field", [False, True])
 @pytest.mark.parametrize("valued", [False, True])

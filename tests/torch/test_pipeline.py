@@ -219,6 +219,7 @@ def test_under_ssp_the_two_bounds_add_up(consistency, staleness):
             assert counts[1 - rank] >= i - bound
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.SSP(staleness=1), shoal.ASP()], ids=str)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_workers_with_unequal_numbers_of_batches_end_a_pass_together(consistency, staleness):
@@ -538,6 +539,7 @@ def reader(tmp_path):
 FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of Python 3.12, beside threads
 
 
+@pytest.mark.combined
 @FORKS
 @pytest.mark.parametrize("processes", [None, 0, 2])
 @pytest.mark.parametrize("staleness", [0, 3])

@@ -41,6 +41,7 @@ def sums_of(layout: Layout, weights: list[int]) -> dict[int, int]:
     }
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("replicas", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rebalance_evens_out_weights_and_ends(seed: int, replicas: int) -> None:

@@ -51,6 +51,7 @@ class Listing(model.Endpoint):
         return super().handle(peer, [header, *payload])
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("plan", MOVES)
 def test_lists_that_are_named_where_their_slots_have_gone_break_no_promise(plan, mode):

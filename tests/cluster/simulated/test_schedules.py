@@ -55,6 +55,7 @@ PLANS = {
 }
 
 
+@pytest.mark.combined(2)
 @pytest.mark.parametrize("mode", long_but(["bsp", "ssp(1)", "asp"], list(MODES)))
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("service", SERVICES)

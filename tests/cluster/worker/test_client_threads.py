@@ -68,6 +68,7 @@ def begin_pull(client, keys):
 # ---- calls that nobody waits for -------------------------------------------------------------------------------------
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("lost", [(), (1,), (2,), (1, 2), (1, 2, 3)], ids=str)
 @pytest.mark.parametrize("filters", [Filters(), Filters(key_caching=True, zeros=True, weights="bfloat16")], ids=str)
 def test_a_push_pull_is_done_by_itself_whatever_is_lost(filters, lost):
@@ -480,6 +481,7 @@ def test_a_child_of_a_fork_exits_as_any_other_while_a_thread_of_the_parent_waits
     assert found.split() == ["refused"] * 4 + ["7", "fine"]
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("seconds", [0, 1], ids=["pending", "settled while it ends"])
 @pytest.mark.parametrize("closed", ["", "import atexit; atexit.register(channel.close)"], ids=["open", "closed"])
 def test_an_interpreter_ends_with_calls_under_way_and_threads_that_wait(closed, seconds):
