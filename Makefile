@@ -207,9 +207,11 @@ thread-safety: $(STAMPS)/clang $(STAMPS)/install
 	        -fsyntax-only -Wthread-safety -Werror=thread-safety -Wno-deprecated-declarations -DSHOAL_BUILD_TYPE='""' -DSHOAL_VERSION='""' -Icsrc $$headers -isystem $$boost {}
 
 pytest_alone = $(BIN)/python -m pytest --quiet
-# Three processes for two cores: a sixth of the time of a test is waiting, and each process imports all of them (10 s),
-# but for those that need Ray alone.
-pytest = $(pytest_alone) -n $(shell expr '(' 3 '*' $(JOBS) + 1 ')' / 2) --dist worksteal \
+# Slow tests wait for a third of their time, so that two cores have three processes; the fast ones do not wait, and each
+# process imports all of them, for 15 s.
+processes = $(shell expr '(' 3 '*' $(JOBS) + 1 ')' / 2)
+fast: processes = $(JOBS)
+pytest = $(pytest_alone) -n $(processes) --dist worksteal \
     $(patsubst %,--ignore=tests/ray/test_%.py,cluster nodes serve tune)
 
 py: fast slow

@@ -18,6 +18,7 @@ def of_whole(workers):
     return whole
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 2), st.floats(-30, 30)), max_size=9), min_size=1, max_size=4),
     st.sampled_from([0, 3]),

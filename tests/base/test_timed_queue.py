@@ -40,6 +40,7 @@ def test_a_wait_whose_time_is_over_ends(timeout):
     timer.cancel()
 
 
+@pytest.mark.slow
 def test_a_signal_that_takes_longer_than_the_wait_ends_it():
     items = TimedQueue()
     handled = []

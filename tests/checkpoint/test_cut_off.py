@@ -99,6 +99,7 @@ class FailingFile:
         return self.file.write(data)
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["disk full", "ctrl-c"]
@@ -184,6 +185,7 @@ with shoal.local(slots=64) as store:
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_saving_leaves_a_checkpoint_of_one_moment(tmp_path):
     seed = 11
     print(f"seed {seed}")

@@ -77,6 +77,7 @@ def test_every_missing_file_is_named(store, copy):
         fresh.load(copy)
 
 
+@pytest.mark.slow
 def test_every_cut_is_named(store, copy):
     """At each of the first and last bytes, and at every 97th between."""
     for name in names(copy):
@@ -111,6 +112,7 @@ def test_bytes_put_behind_the_end_are_named(store, copy):
         (copy / name).write_bytes(data)
 
 
+@pytest.mark.slow
 def test_pages_of_zeros_are_named(store, copy):
     """What a file system leaves behind when the power fails."""
     for name in names(copy):
@@ -135,6 +137,7 @@ def test_exchanged_files_are_named(store, copy):
         (copy / name).write_bytes(kept)
 
 
+@pytest.mark.slow
 def test_exchanged_slots_of_one_file_are_named(store, copy, rng):
     """Both halves keep their bytes and their checksums; only their places differ."""
     for name in names(copy):

@@ -331,6 +331,7 @@ def test_descriptions_can_be_pickled(rng):
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
+@pytest.mark.slow
 @given(
     keys=st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 8), max_size=50, unique=True),
     dim=st.integers(1, 5),

@@ -36,6 +36,7 @@ def filled(store, value, names=NAMES):
         table.assign(np.arange(20, dtype=np.uint64), np.full(20, value, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["push", "push_unique", "assign"])
 def test_changes_of_one_thread_are_lost_to_a_load_up_to_one_moment_and_kept_from_it_on(change, tmp_path):
     """Each thread makes keys one after the other, each in the next table: what stays is the end of that sequence."""

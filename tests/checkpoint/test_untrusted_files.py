@@ -310,6 +310,7 @@ def test_a_configuration_that_makes_no_model_is_damage(click_model, tmp_path, ch
         shoal.torch.load(tmp_path / "m")
 
 
+@pytest.mark.slow
 def test_a_damaged_click_model_keeps_no_good_version_from_being_served(click_model, tmp_path):
     for number, folder in ((1, click_model), (2, click_model)):
         assert cli.main(["export", str(folder), "--output", str(tmp_path / "s" / str(number)), "--quiet"]) == 0

@@ -146,6 +146,7 @@ def test_without_a_word_of_where_the_scheduler_is_mpirun_on_many_machines_is_ref
     assert "pass --scheduler tcp://HOST:5570" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes as Linux does")
 @pytest.mark.parametrize(("status", "starts"), [(1, 3), (2, 1)])
 def test_a_program_that_fails_is_started_again_as_often_as_asked_unless_its_input_is_wrong(

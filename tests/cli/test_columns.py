@@ -32,6 +32,7 @@ def train(*more, data="ads.csv", kind="lr"):
         return end.code
 
 
+@pytest.mark.slow
 def test_the_columns_are_said_and_one_that_is_nearly_unique_is_warned_of(capsys):
     assert train("--numeric", "price,age") == 0
     err = capsys.readouterr().err
@@ -91,6 +92,7 @@ def test_columns_of_a_stream_are_not_known_beforehand(capsys, monkeypatch):
     assert "--ignore applies to csv, tsv, parquet, json, not to libsvm" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lr", "fm"])
 def test_numeric_columns_are_normalized_unless_that_is_turned_off(kind, capsys):
     measured = {}
@@ -105,6 +107,7 @@ def test_numeric_columns_are_normalized_unless_that_is_turned_off(kind, capsys):
     assert measured[""] == measured["--normalized"] < 0.7 < measured["--no-normalized"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--numeric", "price", "--solver", "dbpg", "--ignore", "time"]])
 def test_models_without_numeric_columns_and_of_the_batch_solver_are_not_normalized(more):
     assert train("--quiet", *more) == 0
@@ -120,6 +123,7 @@ def test_interactions_do_not_keep_columns_from_being_said(capsys):
 # ---- metrics ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--interactions", "site,age"]])
 def test_gauc_is_measured_by_any_column(more, capsys):
     assert train("--numeric", "price", "--ignore", "time", "--quiet", *more) == 0

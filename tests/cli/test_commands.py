@@ -117,6 +117,7 @@ def test_each_example_of_each_help_runs(logs, tmp_path, capsys):
         assert "Traceback" not in err, err
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_heavy_imports():
     heavy = ("matplotlib", "numpy", "sklearn", "torch", "tqdm", "zmq", "importlib.metadata")
     code = f"import sys, shoal.cli; shoal.cli.parser(); print([m for m in {heavy} if m in sys.modules])"
@@ -164,6 +165,7 @@ def test_completion_knows_all_commands_and_options(shell, capsys):
 # ---- train, predict, evaluate ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_evaluated_and_predicts(logs, model, capsys):
     assert run("evaluate", model, "--data", logs / "test.libsvm", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
@@ -258,6 +260,7 @@ def test_predictions_replace_a_file_only_when_they_are_complete(logs, model):
     assert {path.name for path in Path().iterdir()} == {"p.txt", "small", "torn.libsvm"}
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_ends_predict_without_a_word(logs, model):
     long = Path("long.libsvm")
     long.write_text("1 3:1\n" * 200_000)
@@ -375,6 +378,7 @@ def test_wrong_arguments_end_with_status_2_and_say_where_the_usage_is(arguments,
 # ---- columns and several files ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_remembers_the_columns_and_the_interactions_that_it_was_trained_on(logs, capsys):
     files = [logs / "ads_0.csv", logs / "ads_1.csv"]
     asked = ["--format", "csv", "--label", "click", "--numeric", "price", "--quiet"]
@@ -397,6 +401,7 @@ def test_a_model_remembers_the_columns_and_the_interactions_that_it_was_trained_
         model.evaluate(shoal.read_csv(files[1], label="click", numeric=["price"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_positive_label_that_the_data_does_not_have_is_said_with_those_that_it_has(form, capsys):
     labels = ["yes", "no", "no", "maybe,not"] * 50
@@ -426,6 +431,7 @@ def test_a_positive_label_that_the_data_does_not_have_is_said_with_those_that_it
     assert "no label of others is 'yes'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tab_separated_text_is_the_same_but_for_its_separator(logs, capsys):
     for name in ("ads_0", "ads_1"):
         Path(f"{name}.tsv").write_text((logs / f"{name}.csv").read_text().replace(",", "\t"))
@@ -436,6 +442,7 @@ def test_tab_separated_text_is_the_same_but_for_its_separator(logs, capsys):
     assert evaluated("csv", logs / "ads_1.csv", capsys)["logloss"] == evaluated("tsv", "ads_1.tsv", capsys)["logloss"]
 
 
+@pytest.mark.slow
 def test_a_model_of_a_table_is_used_on_parquet_too(logs, capsys):
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_csv(logs / "ads_1.csv")
@@ -464,6 +471,7 @@ def test_a_model_of_a_table_is_used_on_parquet_too(logs, capsys):
     assert "pass --format csv, tsv or parquet" in done.stderr
 
 
+@pytest.mark.slow
 def test_several_files_patterns_and_standard_input_are_read_as_one(logs):
     (logs / "train.libsvm").read_text()
     half = (logs / "train.libsvm").read_text().splitlines(keepends=True)
@@ -534,6 +542,7 @@ def test_inspect_tells_the_latest_fit_and_the_latest_passes(logs, capsys):
     assert [fit["plan"]["shuffle"] for fit in reported["fits"]] == [3]
 
 
+@pytest.mark.slow
 def test_names_are_kept_with_the_model_and_shown(logs, capsys):
     assert train(logs, "m", "--names") == 0
     names = shoal.models.load_names("m")
@@ -600,6 +609,7 @@ def test_all_models_of_a_grid_are_saved_on_request(logs, capsys):
     assert sorted(os.listdir("all")) == ["alpha=0.05", "alpha=0.5"]
 
 
+@pytest.mark.slow
 def test_early_stopping_says_which_pass_was_kept(logs, capsys):
     settings = ["--epochs", 40, "--patience", 2, "--min-delta", 0.001, "--valid", logs / "test.libsvm"]
     assert train(logs, "m", *settings) == 0
@@ -611,6 +621,7 @@ def test_early_stopping_says_which_pass_was_kept(logs, capsys):
         assert model.evaluate(shoal.read_libsvm(logs / "test.libsvm")) == model.history.passes[int(kept[1]) - 1].valid
 
 
+@pytest.mark.slow
 def test_order_and_sample_reach_the_training(logs):
     settings = {"a": [], "b": ["--shuffle"], "c": ["--shuffle", 2], "d": ["--negative-rate", 0.5]}
     weights = set()
@@ -715,6 +726,7 @@ def test_a9a_reaches_the_reference(libsvm, capsys):
     assert abs(facts["calibration"] - 1) < 0.02
 
 
+@pytest.mark.slow
 def test_agaricus_is_learned_in_full(libsvm, capsys):
     arguments = ["--data", libsvm / "agaricus.txt.train.xz", "--format", "libsvm", "--output", "mushrooms", "--quiet"]
     assert run("train", "lr", *arguments, "--alpha", 1, "--batch-size", 32, "--epochs", 10) == 0

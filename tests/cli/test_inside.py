@@ -81,6 +81,7 @@ def run(capsys, *words) -> dict:
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_are_kept_with_a_click_model(models, capsys):
     names = shoal.models.load_names("clicks")
     assert {f"user=u{i}" for i in range(12)} | {f"ad=a{i}" for i in range(9)} <= set(names.values())
@@ -94,6 +95,7 @@ def test_names_are_kept_with_a_click_model(models, capsys):
     shutil.rmtree("again")
 
 
+@pytest.mark.slow
 def test_names_are_added_to_a_finished_fit_of_a_click_model(models, capsys):
     command = ["train", "ctr", "--config", "c.toml", "--output", "late", "--quiet"]
     assert main(command) == 0
@@ -207,6 +209,7 @@ def test_a_name_that_is_no_feature_is_refused(models, model, row, says, capsys):
 # ---- differences -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_click_models_are_compared(models, capsys):
     sets = ["--set", "train.optimizer.lr=0.01", "--set", "train.optimizer.name=Adam"]
     assert main(["train", "ctr", "--config", "c.toml", *sets, "--init-from", "clicks", "--output", "b", "--quiet"]) == 0
@@ -242,6 +245,7 @@ def test_two_click_models_are_compared(models, capsys):
     assert "user=u1  (" in text
 
 
+@pytest.mark.slow
 def test_a_model_equals_its_checkpoint_and_its_export(models, capsys):
     assert main(["export", "clicks", "--output", "out", "--quiet"]) == 0
     (folder,) = Path("clicks").glob("checkpoint-*")
@@ -262,6 +266,7 @@ def test_models_without_common_tables_are_compared_by_their_settings(models, cap
 # ---- importance ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_importance_of_features_of_a_click_model(models, capsys):
     found = run(capsys, "importance", "clicks", "--data", "train.csv", "--metric", "auc", "--seed", 3)
     assert found == run(capsys, "importance", "clicks", "--data", "train.csv", "--metric", "auc", "--seed", 3)
@@ -369,6 +374,7 @@ def test_metrics_by_segment_are_those_of_its_examples(models, model, capsys):
     assert any(f"{many[-1]['others']} others" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_reports_have_metrics_by_segment(models):
     pytest.importorskip("matplotlib")
     assert main(["report", "lr", "--data", "valid.csv", "--segments", "site", "--output", "r.html", "--quiet"]) == 0

@@ -65,6 +65,7 @@ def test_what_is_no_rule_is_refused(examples, tmp_path, capsys, more, text):
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_command_loads_a_model_whose_limits_are_below_the_usual_number_of_slots(examples, tmp_path, capsys):
     model, exports = str(tmp_path / "m"), [str(tmp_path / "e/1"), str(tmp_path / "e/2")]
     assert train(examples, model, "--slots", "16", "--expire", "rows:100") == 0

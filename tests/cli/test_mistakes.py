@@ -213,6 +213,7 @@ def test_an_extra_that_is_missing_is_named_with_how_to_install_it(missing):
     assert re.search(r"pip install 'shoal\[\w+\]'", line), line
 
 
+@pytest.mark.slow
 def test_a_full_disk_names_the_file(monkeypatch, capsys):
     if Path("/dev/full").exists():
         assert run(["predict", "m", "--data", "good", "--output", "/dev/full"]) == 1

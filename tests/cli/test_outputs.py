@@ -86,6 +86,7 @@ def test_no_command_writes_over_a_file_of_a_model(more, capsys):
     assert contents() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["predict", "m", "--data", "in.libsvm"], ["report", "m"]])
 def test_a_file_is_replaced_only_on_request(words, capsys):
     Path("out").write_text("precious")
@@ -96,6 +97,7 @@ def test_a_file_is_replaced_only_on_request(words, capsys):
     assert Path("out").read_text() != "precious"
 
 
+@pytest.mark.slow
 def test_a_report_in_its_model_replaces_the_one_before():
     assert run("report", "m", "--quiet") == run("report", "m", "--quiet") == 0
 

@@ -86,6 +86,7 @@ def test_a_model_is_saved_whatever_the_standard_streams_take(streams, status):
         assert "shoal: standard output: No space left on device\n" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "status", "message"),
     [(">/dev/full", 1, "shoal: standard output: No space left on device\n"), ("| true", 1, ""), (">&-", 0, "")],
@@ -96,6 +97,7 @@ def test_a_version_that_cannot_be_printed_is_no_traceback(streams, status, messa
     assert (done.stdout, done.stderr) == (f"{status}\n", message)
 
 
+@pytest.mark.slow
 def test_a_summary_is_escaped_where_the_encoding_lacks_a_character():
     command = [*SHOAL.split(), *TRAIN[:-4], "--output", "modèle", "--quiet"]
     assert subprocess.run(command, timeout=120).returncode == 0
@@ -120,6 +122,7 @@ def test_nohup_ignores_sighup():
 # ---- data that fails in the middle of a pass -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_is_saved_as_trained_until_a_malformed_line(capsys):
     words = ["train", "lr", "--data", "good.libsvm", "torn.libsvm", "--format", "libsvm", "--batch-size", "64"]
     assert cli.main([*words, "--output", "m", "--quiet"]) == 2
@@ -141,6 +144,7 @@ def test_a_model_that_was_there_is_not_replaced_by_a_fit_that_fails(capsys):
     assert examples() == 10_000
 
 
+@pytest.mark.slow
 def test_a_fit_with_checkpoints_continues_behind_a_malformed_line(capsys):
     words = ["train", "lr", "--data", "good.libsvm", "torn.libsvm", "--format", "libsvm", "--batch-size", "64"]
     words += ["--output", "m", "--checkpoint-every", "1000", "--quiet"]

@@ -45,6 +45,7 @@ def running():
         yield made
 
 
+@pytest.mark.slow
 def test_a_store_that_was_dropped_leaves_and_says_that_it_was_not_closed(running):
     store = shoal.connect(running.address, timeout=TIMEOUT)
     table = store.table("t", dim=2)

@@ -65,6 +65,7 @@ def test_no_push_is_lost_or_applied_twice_when_a_server_dies(consistency, endpoi
         assert store.cluster()["failovers"][0]["server"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [shoal.SSP(8), shoal.ASP()], ids=["ssp", "asp"])
 def test_a_worker_that_makes_the_steps_itself_sees_its_pushes_when_a_server_dies(consistency):
     cache = shoal.Cache(rows=1000, staleness=4)
@@ -93,6 +94,7 @@ def test_a_worker_that_makes_the_steps_itself_sees_its_pushes_when_a_server_dies
         np.testing.assert_array_equal(table.pull(KEYS).ravel(), sums)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "read"])
 def test_who_connects_while_a_server_dies_waits_until_the_others_have_its_slots(mode):
     with cluster(4, 1, slots=64, replicas=1) as made:
@@ -112,6 +114,7 @@ def test_who_connects_while_a_server_dies_waits_until_the_others_have_its_slots(
             verdict.join()
 
 
+@pytest.mark.slow
 def test_lost_copies_are_made_again_so_that_another_server_may_die():
     with cluster(3, 1, slots=64, replicas=1) as made, joined(made.address, 1) as (store,):
         table = store.table("t", optimizer=shoal.SGD(lr=1.0), init=shoal.Zeros())
@@ -191,6 +194,7 @@ def test_a_save_after_a_failover_has_the_rows_of_the_dead_server(tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", ["death", "move"])
 def test_deltas_of_a_checkpoint_go_on_after_a_failover_and_after_moves(tmp_path, event):
     with contextlib.ExitStack() as stack:
@@ -224,6 +228,7 @@ def test_deltas_of_a_checkpoint_go_on_after_a_failover_and_after_moves(tmp_path,
         np.testing.assert_array_equal(table.pull(KEYS), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [None, 1 << 20], ids=["unlimited", "limited"])
 def test_a_server_that_joins_late_takes_over_the_memory_limits_of_the_slots(memory):
     with contextlib.ExitStack() as stack:

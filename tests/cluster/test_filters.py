@@ -46,6 +46,7 @@ def unfiltered():
     return learned(None)
 
 
+@pytest.mark.slow
 def test_exact_filters_give_the_same_bits_for_fewer_bytes(unfiltered):
     found = learned(shoal.Filters(key_caching=True, zeros=True))
     for (rows, loss, counts, metrics), (plain_rows, plain_loss, nothing, plain_metrics) in zip(
@@ -60,6 +61,7 @@ def test_exact_filters_give_the_same_bits_for_fewer_bytes(unfiltered):
         assert metrics["bytes_sent"] < 0.75 * plain_metrics["bytes_sent"]  # with the states that the workers exchange
 
 
+@pytest.mark.slow
 def test_unbiased_filters_learn_nearly_the_same(unfiltered):
     found = learned(shoal.Filters(gradients="bfloat16", weights="bfloat16", zeros=True, key_caching=True))
     for (rows, loss, counts, _), (plain_rows, plain_loss, _, _) in zip(found, unfiltered, strict=True):

@@ -116,6 +116,7 @@ def test_threads_change_nothing(alone: dict[int, Any]) -> None:
             assert everything(store) == alone[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "endpoints"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 def test_servers_change_nothing(alone: dict[int, Any], servers: int, endpoints: int) -> None:
     with cluster(servers, endpoints, slots=SLOTS) as made:
@@ -125,12 +126,14 @@ def test_servers_change_nothing(alone: dict[int, Any], servers: int, endpoints: 
             assert everything(store) == alone[2]
 
 
+@pytest.mark.slow
 def test_processes_change_nothing(alone: dict[int, Any]) -> None:
     with shoal.launch(2, server_threads=2, slots=SLOTS, timeout=TIMEOUT) as store:
         learn(store, 0, CLOCKS)
         assert everything(store) == alone[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "cluster"])
 def test_saved_and_loaded_it_goes_on_as_if_it_had_not_been(alone: dict[int, Any], kind: str, tmp_path: Any) -> None:
     with shoal.local(slots=SLOTS) as store:  # limits are of slots
@@ -159,6 +162,7 @@ def clock_goes_on(store: shoal.Store) -> None:
     learn(store, 8, CLOCKS)
 
 
+@pytest.mark.slow
 def test_jobs_change_nothing(alone: dict[int, Any]) -> None:
     with cluster(2, 1, slots=SLOTS) as made:
         for first, end in ((0, 3), (3, 9), (9, CLOCKS)):
@@ -207,6 +211,7 @@ def test_under_asp_sweeps_act_at_once() -> None:
         assert len(table) == 40
 
 
+@pytest.mark.slow
 def test_a_budget_is_met_alike_by_a_cluster_and_in_one_process() -> None:
     def fill(store: shoal.Store) -> tuple[int, list[Any]]:
         table = store.table("t", dim=4, optimizer=shoal.SGD(), expire=shoal.MaxRows(10**6))

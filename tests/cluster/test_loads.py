@@ -150,6 +150,7 @@ def test_any_number_of_servers_reads_a_chain_of_any_number_of_slots_as_a_local_l
     assert again == anew
 
 
+@pytest.mark.slow
 def test_a_server_opens_the_files_of_its_own_slots_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster(2, slots=SLOTS) as made, joined(made.address, 1) as (store,):
         clocks(store, 0, 2)
@@ -194,6 +195,7 @@ def test_a_checkpoint_of_no_tables_is_loaded(tmp_path: Path) -> None:
         assert dict(store.tables) == {}
 
 
+@pytest.mark.slow
 def test_rows_take_the_place_of_those_that_are_there_and_other_tables_stay(chains: Any) -> None:
     folder = chains(SLOTS)
     with shoal.local(slots=SLOTS) as alone:
@@ -224,6 +226,7 @@ def test_servers_read_from_an_object_store(chains: Any, s3: str, tmp_path: Path)
             assert "load rows" not in requests(made)
 
 
+@pytest.mark.slow
 def test_without_shared_storage_worker_0_sends_all_rows(chains: Any) -> None:
     with shoal.local(slots=SLOTS) as alone:
         alone.load(chains(4) / "2")
@@ -274,6 +277,7 @@ def test_the_bar_counts_the_rows_of_all_servers(chains: Any, monkeypatch: pytest
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", ["nothing", "another"])
 def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_changed(
     chains: Any, elsewhere: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -319,6 +323,7 @@ def test_a_server_that_does_not_see_the_checkpoint_is_named_before_anything_is_c
         assert "load end" not in requests(made)
 
 
+@pytest.mark.slow
 def test_a_server_waits_until_it_sees_what_was_just_written(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     read = LocalDir.read
@@ -337,6 +342,7 @@ def test_a_server_waits_until_it_sees_what_was_just_written(chains: Any, monkeyp
     assert len(calls) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -409,6 +415,7 @@ def test_rows_that_are_not_what_the_manifest_says_are_refused(chains: Any, monke
         assert len(store.tables["wide"]) == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_makes_no_progress_is_named(chains: Any, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "STALL_SECONDS", 0.3)
     with one_cluster() as (_, (store,)):
@@ -437,6 +444,7 @@ def test_a_refusal_is_named_a_change_of_the_cluster_where_slots_have_moved(
             store.load(chains(SLOTS) / "0")
 
 
+@pytest.mark.slow
 def test_a_load_whose_worker_dies_is_made_by_the_next_one(chains: Any, held: Any) -> None:
     begun, may = held
     with cluster(2, slots=SLOTS) as made, contextlib.ExitStack() as stack:
@@ -462,6 +470,7 @@ def test_a_load_whose_worker_dies_is_made_by_the_next_one(chains: Any, held: Any
         zero._closing.close()
 
 
+@pytest.mark.slow
 def test_no_worker_pushes_before_all_have_counted_the_loaded_rows(chains: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed = threading.Event()
     check = ClusterStore._check_loaded
@@ -486,6 +495,7 @@ def test_no_worker_pushes_before_all_have_counted_the_loaded_rows(chains: Any, m
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_is_killed_or_hangs_fails_the_load_in_every_worker(how: signal.Signals, tmp_path: Path) -> None:
     keys = np.arange(200_000, dtype=np.uint64)

@@ -82,11 +82,13 @@ def run(name, **how):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", long_after(1, ["ftrl of dim 1", "sgd of dim 3"]))
 def test_a_clusters_table_is_a_dict_of_rows(name):
     run(name)
 
 
+@pytest.mark.slow
 def test_the_machine_would_find_a_push_that_is_lost(monkeypatch):
     real = RemoteShard.push
     monkeypatch.setattr(

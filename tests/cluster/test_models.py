@@ -94,6 +94,7 @@ def merged_in_rank_order(kind, shares, passes):
         return rows_of(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "workers"), [("lr", 2), ("lr", 3), ("fm", 2), ("softmax", 2), ("ovr", 2)])
 def test_several_workers_learn_what_one_process_merges_in_rank_order(kind, workers, batches):
     shares = [batches[rank::workers] for rank in range(workers)]  # not equally long
@@ -112,6 +113,7 @@ def test_several_workers_learn_what_one_process_merges_in_rank_order(kind, worke
     assert found[0][0] == merged_in_rank_order(kind, shares, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [shoal.SSP(2), shoal.ASP(), shoal.BSP(reduce="mean")], ids=str)
 def test_shares_of_different_lengths_end_under_every_consistency(consistency, batches):
     shares = [batches * 3, batches[:2], []]
@@ -128,6 +130,7 @@ def test_shares_of_different_lengths_end_under_every_consistency(consistency, ba
     assert all(logloss < 0.68 for _, logloss in found)
 
 
+@pytest.mark.slow
 def test_the_solver_has_the_bits_of_a_local_store_and_workers_go_to_the_same_optimum(batches):
     solver = shoal.models.DBPG(l1=2.0, blocks=4, delay=2, tolerance=1e-2, passes=60)
 
@@ -206,6 +209,7 @@ def test_dense_tables_of_workers_take_the_steps_of_sgd_on_the_whole():
     assert first == second == expected
 
 
+@pytest.mark.slow
 def test_a_model_is_saved_by_one_worker_and_loaded_by_all(batches, tmp_path):
     def learn(store):
         with shoal.LogisticRegression(store=store) as model:
@@ -263,6 +267,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", DIFFERENT)
 def test_workers_with_different_settings_are_all_refused(found, batches):
     def work(store):
@@ -276,6 +281,7 @@ def test_workers_with_different_settings_are_all_refused(found, batches):
         assert together(made.address, 2, work) == [sum(len(batch) for batch in batches)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["whole", "split"])
 def test_workers_that_read_the_same_examples_are_refused(which, tmp_path, batches):
     path = tmp_path / "train.libsvm"
@@ -299,6 +305,7 @@ def test_workers_that_read_the_same_examples_are_refused(which, tmp_path, batche
         assert together(made.address, 2, work) == [64 + 64] * 2
 
 
+@pytest.mark.slow
 def test_after_different_settings_a_fit_with_the_same_ones_begins(batches):
     def work(store):
         with shoal.LogisticRegression(store=store) as model:
@@ -313,6 +320,7 @@ def test_after_different_settings_a_fit_with_the_same_ones_begins(batches):
         assert together(made.address, 2, work) == [3, 3]
 
 
+@pytest.mark.slow
 def test_workers_wait_for_one_that_measures_for_longer_than_a_call_may_take(batches):
     def learn(store):
         impatient = iter([True, False, True, True, False] if store.rank else [])
@@ -336,6 +344,7 @@ def test_workers_wait_for_one_that_measures_for_longer_than_a_call_may_take(batc
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_worker_that_has_stopped(batches):
     class Stop(Exception):
         pass
@@ -419,6 +428,7 @@ def test_a_worker_that_took_a_dead_one_s_place_fits_splits_and_is_refused_a_shar
         assert sum(end.result(TIMEOUT) for end in ends) == 300
 
 
+@pytest.mark.slow
 def test_splits_of_the_data_are_learned_without_agreement_between_workers(tmp_path):
     planted = PlantedModel(seed=1)
     write_log(tmp_path / "log.tsv", planted, 3000, 0)

@@ -86,6 +86,7 @@ def whole(name: str, workers: int, clocks: int) -> str:
     return str(first)
 
 
+@pytest.mark.slow
 def test_jobs_of_different_consistency_run_at_once_on_tables_of_their_own() -> None:
     with cluster(2) as made:
 
@@ -103,6 +104,7 @@ def test_jobs_of_different_consistency_run_at_once_on_tables_of_their_own() -> N
         assert made.scheduler.membership.named_jobs == []
 
 
+@pytest.mark.slow
 def test_a_table_of_two_jobs_holds_the_exact_sum_of_what_both_pushed() -> None:
     def count(store: ClusterStore, clocks: int) -> tuple[int, int]:
         """Add powers of a number of its own; return the sum, and the greatest number that it saw."""
@@ -201,6 +203,7 @@ def test_what_a_named_job_cannot_be_is_refused(how: dict[str, Any], text: str) -
         shoal.connect(running.address, timeout=TIMEOUT, threads=1, **how)
 
 
+@pytest.mark.slow
 def test_commands_train_as_jobs_of_their_names_on_tables_of_their_own(tmp_path: Path, capsys: Any) -> None:
     log = tmp_path / "log.libsvm"
     log.write_text("".join(f"{number % 2} {number}:1\n" for number in range(400)))

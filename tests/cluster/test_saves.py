@@ -122,6 +122,7 @@ def test_any_number_of_servers_writes_the_bytes_of_a_local_save_while_pushes_go_
     same(tmp_path / "whole", alone / "3")
 
 
+@pytest.mark.slow
 def test_a_chain_of_one_process_goes_on_on_a_cluster_and_back(alone: Path, tmp_path: Path) -> None:
     shutil.copytree(alone, tmp_path, dirs_exist_ok=True)
     with cluster(3, slots=SLOTS) as made, joined(made.address, 1) as (store,):
@@ -146,6 +147,7 @@ def test_a_chain_of_one_process_goes_on_on_a_cluster_and_back(alone: Path, tmp_p
     assert not (tmp_path / "no" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_all_servers_save_one_clock_of_all_workers(held: Any, tmp_path: Path) -> None:
     begun, may = held
     with cluster(2, 2, slots=16) as made, joined(made.address, 3, consistency=shoal.BSP()) as stores:
@@ -199,6 +201,7 @@ def test_a_store_without_tables_is_saved_and_loaded(tmp_path: Path) -> None:
     assert checkpoint.read_manifest(tmp_path / "nothing").clock == 1
 
 
+@pytest.mark.slow
 def test_servers_write_to_an_object_store(tmp_path: Path) -> None:
     with object_store() as address, cluster(2, slots=SLOTS) as made, joined(made.address, 1) as (store,):
         clocks(store, 0, 2)
@@ -230,6 +233,7 @@ def test_without_shared_storage_the_worker_writes_all_rows(alone: Path, tmp_path
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_table_that_is_loaded_anew_or_swept_meanwhile_is_saved_as_it_was(
     alone: Path, held: Any, tmp_path: Path
 ) -> None:
@@ -276,6 +280,7 @@ def test_of_two_workers_that_save_at_once_one_is_told(held: Any, tmp_path: Path)
     assert checkpoint.verify(tmp_path / "two").tables
 
 
+@pytest.mark.slow
 def test_a_server_whose_disk_refuses_leaves_the_checkpoint_that_was_there(
     alone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -307,6 +312,7 @@ def test_a_server_whose_disk_refuses_leaves_the_checkpoint_that_was_there(
         assert pieces_of(tmp_path / "delta") == pieces_of(alone / "1")
 
 
+@pytest.mark.slow
 def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -334,6 +340,7 @@ def test_a_place_that_a_server_does_not_see_is_found_before_anything_is_written(
     assert leftovers(tmp_path / "here") == leftovers(elsewhere) == written == []
 
 
+@pytest.mark.slow
 def test_what_a_dead_worker_held_is_waited_for_until_the_servers_know_it_is_dead(
     held: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +431,7 @@ def test_a_server_that_is_cut_off_fails_the_save_by_name(
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_fails_the_save_by_name(tmp_path: Path) -> None:
     keys = np.arange(100_000, dtype=np.uint64)
     ones = np.ones((len(keys), 16), np.float32)

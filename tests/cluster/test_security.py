@@ -91,6 +91,7 @@ def test_a_cluster_with_keys_serves_those_who_have_them_and_nobody_else(folder, 
             assert (table.pull(KEYS) == -1).all()
 
 
+@pytest.mark.slow
 def test_a_program_that_is_launched_with_keys_finds_them(folder, tmp_path):
     program = tmp_path / "train.py"
     program.write_text(

@@ -59,6 +59,7 @@ def weights(cluster, name):
         return store.table(name, optimizer=shoal.SGD(lr=1.0)).pull(np.arange(EXAMPLES, dtype=np.uint64)).ravel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.SSP(2), shoal.ASP()], ids=str)
 def test_while_nobody_dies_every_example_is_trained_on_exactly_once_a_pass(cluster, data, consistency):
     name = f"all {consistency}"
@@ -88,6 +89,7 @@ VICTIM = """
 """
 
 
+@pytest.mark.slow
 def test_the_split_of_a_worker_that_dies_goes_to_another_so_that_no_example_is_left_out(cluster, data):
     with (
         subprocess.Popen(

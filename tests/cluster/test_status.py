@@ -258,6 +258,7 @@ def test_watch_clears_a_terminal_and_nothing_else(capsys, monkeypatch):
         assert "--watch is for status: remove it from stop" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_watch_goes_on_while_the_scheduler_is_away_and_ends_quietly():
     with HeldPort() as held, contextlib.ExitStack() as ended:
         command = [sys.executable, "-m", "shoal", "cluster", held.address, "status"]

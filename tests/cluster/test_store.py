@@ -58,6 +58,7 @@ def same(one, other):
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_under_bsp_a_push_is_seen_when_all_workers_have_ended_its_clock(made):
     with joined(made.address, 2, consistency=shoal.BSP()) as stores:
         assert [(store.rank, store.num_workers, store.clock) for store in stores] == [(0, 2, 0), (1, 2, 0)]
@@ -281,6 +282,7 @@ def test_a_clock_counts_under_ssp_when_all_servers_have_confirmed_it(made):
         assert (store.counted_clock, store.clock) == (1, 3)
 
 
+@pytest.mark.slow
 def test_a_barrier_counts_the_time_of_its_flush(made, monkeypatch):
     waited = []
 
@@ -312,6 +314,7 @@ def test_a_push_that_failed_unheard_is_told_by_the_next_tick_and_by_the_end(made
             store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.ASP()], ids=str)
 def test_many_pushes_without_a_tick_are_warned_of_once_under_bsp(made, caplog, consistency):
     keys, grads = np.arange(2, dtype=np.uint64), np.ones((2, 1), np.float32)
@@ -361,6 +364,7 @@ def test_pushes_of_a_store_that_is_closed_by_an_error_do_not_count(made):
         assert np.all(store.table("t", **SGD).pull(KEYS) == 0)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_closed_while_other_threads_call_it_is_closed_for_them(made):
     """Not fenced, and not refused as by another version: and the next store can join at once."""
     calls = {
@@ -435,6 +439,7 @@ def test_tables_outlive_a_job_and_clocks_do_not(made):
             assert np.all(table.pull(KEYS) == -1)
 
 
+@pytest.mark.slow
 def test_nobody_there_and_somebody_missing_are_told_apart(made):
     with joined(made.address, 1):
         pass  # so all servers are there
@@ -542,6 +547,7 @@ def train(store, spec, clocks=4):
 ADAM = {"dim": 3, "optimizer": shoal.Adam(), "init": shoal.Uniform(0.1, seed=4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [4, 16, 256])
 def test_a_checkpoint_goes_from_one_process_to_a_cluster_and_back(made, slots, tmp_path):
     with shoal.local(slots=slots) as store:
@@ -580,6 +586,7 @@ def test_a_section_that_is_too_long_for_a_message_is_cut(made, tmp_path, monkeyp
         same(read(store.tables["t"]), expected)
 
 
+@pytest.mark.slow
 def test_all_workers_load_and_one_saves(made, tmp_path):
     with shoal.local() as store:
         expected = read(train(store, ADAM))
@@ -616,6 +623,7 @@ def test_a_load_that_fails_fails_in_every_worker_and_changes_nothing(made, tmp_p
         assert everywhere(stores, lambda store: store.table("t", **ADAM).pull(KEYS).shape) == [(5, 3)] * 2
 
 
+@pytest.mark.slow
 def test_a_model_trains_saves_and_loads(made, tmp_path):
     path = tmp_path / "data.libsvm"
     rng = np.random.default_rng(1)
@@ -704,6 +712,7 @@ FORKED = {
 }
 
 
+@pytest.mark.slow
 def test_the_parents_store_says_in_a_forked_child_whose_it_is(made, tmp_path):
     with joined(made.address, 1, consistency=shoal.ASP()) as (store,):
         table = store.table("t", **SGD)
@@ -724,6 +733,7 @@ def test_the_parents_store_says_in_a_forked_child_whose_it_is(made, tmp_path):
         store.barrier()
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_a_worker_of_its_own_if_it_connects(made):
     def work():
         with shoal.connect(made.address, workers=2, rank=1, consistency=shoal.ASP(), timeout=TIMEOUT) as store:
@@ -751,6 +761,7 @@ print("ends")
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_forgets_its_store_ends_at_once_with_a_word_about_its_pushes_at_most(made):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, made.address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -65,6 +65,7 @@ def tier_bytes(path: Path) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for files as Linux has them")
 def test_tables_of_a_cluster_have_the_bits_of_tables_in_memory(tmp_path):
     (tmp_path / "tier" / "server-0").mkdir(parents=True)
@@ -159,6 +160,7 @@ def test_workers_tell_servers_the_keys_of_their_next_step(tmp_path, filters):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_fits_on_clusters_read_ahead(tmp_path):
     rng = np.random.default_rng(14)
     keys = rng.integers(0, 20_000, 40_000).astype(np.uint64)

@@ -206,6 +206,7 @@ def test_batches_are_of_the_size_asked_for_and_run_on_from_file_to_file(file):
     assert reader.progress() == 1.0
 
 
+@pytest.mark.slow
 def test_splits_hold_each_row_once(file):
     path = file(numbered(40_000))
     for whole in (read_parquet(path, label="y", numeric=["n"]), read_arrow(numbered(40_000), label="y", numeric=["n"])):
@@ -215,6 +216,7 @@ def test_splits_hold_each_row_once(file):
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+@pytest.mark.slow
 def test_a_position_goes_on_with_the_very_next_row(file):
     paths = [file(numbered(20_000), "a.parquet"), file(numbered(3000), "b.parquet")]
     memory = numbered(23_000)

@@ -24,6 +24,7 @@ def keys(reader):
     return [int(key) - 10**9 for batch in reader for key in batch.keys]
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rest", [300_000, 300_005, 0])

@@ -150,6 +150,7 @@ def test_a_sample_is_whole_batches_and_the_readers_names_are_left_alone(tmp_path
         audit(reader, bits=[18, 64])
 
 
+@pytest.mark.slow
 def test_the_command_tells_it(tmp_path, capsys):
     write_log(tmp_path / "day.tsv", PlantedModel(seed=1), 2000, 0)
     data = ["--data", str(tmp_path / "day.tsv"), "--format", "criteo"]

@@ -54,6 +54,7 @@ def test_an_empty_column_is_no_feature(keys_of):
     assert keys_of(line() + line("0", c39="a") + line(c1="1")) == [[], [key(39, "a")], [key(1, "SP1")]]
 
 
+@pytest.mark.slow
 def test_the_integers_up_to_two_hundred_thousand_have_the_customary_bucket(keys_of):
     numbers = [*range(-50, 200_001)]
     rows = keys_of("".join(line(c7=str(v)) for v in numbers))

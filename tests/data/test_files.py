@@ -230,6 +230,7 @@ def web():
         thread.join()
 
 
+@pytest.mark.slow
 def test_files_of_http_say_what_is_wrong_with_them(web):
     assert keys_of(read_libsvm(f"{web}/200/x.svm")) == list(range(100))
     with pytest.raises(FileNotFoundError, match=f"^there is no {web}/404/x.svm$"):

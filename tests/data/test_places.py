@@ -54,6 +54,7 @@ def left_out(files: list[str]) -> tuple[list[str], set[int]]:
     return places, lines
 
 
+@pytest.mark.slow
 def test_batches_lack_what_was_named_and_keep_their_ends(reader: Reader, files: list[str]) -> None:
     places, lines = left_out(files)
     some = reader.without(examples=places)

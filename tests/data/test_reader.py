@@ -292,6 +292,7 @@ def test_an_error_shows_bytes_that_are_no_text(file):
         list(read_libsvm(file(b"1 \xff\0" + "ä".encode())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKERS)
 def test_an_error_in_a_split_names_the_line_of_the_whole_file(file, packer):
     lines = numbered(300_000).splitlines(keepends=True)
@@ -393,6 +394,7 @@ def test_the_threads_end_with_an_error_in_the_data(file, threads):
     assert reading_threads() == []
 
 
+@pytest.mark.slow
 @parsers
 def test_the_threads_end_when_the_iterator_is_dropped(file, threads):
     batches = iter(read_libsvm(file(numbered(1_000_000)), batch_size=100, reader_threads=threads))

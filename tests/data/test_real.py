@@ -52,6 +52,7 @@ def test_a_real_file_of_vowpal_wabbit_has_its_rows_features_and_positive_labels(
     assert sum(batch.labels.sum() for batch in batches) == positive
 
 
+@pytest.mark.slow
 def test_a_real_table_of_text_has_its_rows_and_a_key_for_each_different_cell(shoal_data):
     pandas = pytest.importorskip("pandas")
     path = shoal_data / "movielens_tags" / "movielenslatest_x1_test.csv.xz"

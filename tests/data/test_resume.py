@@ -65,6 +65,7 @@ def test_every_position_of_every_list_of_files(tmp_path_factory, packer, texts, 
     check_every_position(lambda: read_libsvm(paths, batch_size=size, on_error="skip", reader_threads=threads))
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("packer", ["plain", "gzip"])

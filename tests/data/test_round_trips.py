@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def libffm_lines(draw):
     return text, (label, 1, [(key, bits(value)) for _, key, (_, value) in features])
 
 
+@pytest.mark.slow
 @given(lines=st.lists(libffm_lines()), **PASS)
 def test_libffm(tmp_path_factory, lines, block, size, threads):
     got = read_back(tmp_path_factory, LIBFFM, [text for text, _ in lines], block, size, threads)
@@ -115,6 +117,7 @@ def vw_lines(draw):
     return text + draw(st.sampled_from([b"\n", b" \r\n", b"\n\n"])), (label, weight, features)
 
 
+@pytest.mark.slow
 @given(lines=st.lists(vw_lines()), **PASS)
 def test_vowpal_wabbit(tmp_path_factory, lines, block, size, threads):
     got = read_back(tmp_path_factory, VW, [text for text, _ in lines], block, size, threads)
@@ -140,6 +143,7 @@ def criteo_lines(draw):
     return text + draw(st.sampled_from([b"\n", b"\r\n", b"\n\n"])), (label, 1, features)
 
 
+@pytest.mark.slow
 @given(lines=st.lists(criteo_lines(), max_size=5), **PASS)
 def test_criteo(tmp_path_factory, lines, block, size, threads):
     got = read_back(tmp_path_factory, CRITEO, [text for text, _ in lines], block, size, threads)

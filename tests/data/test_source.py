@@ -77,6 +77,7 @@ def test_blocks_of_any_size_hold_every_line_once_and_in_order(write, packer, dat
     assert lines_of(path, block_bytes=block, line_limit_bytes=10**6) == all_lines(data)
 
 
+@pytest.mark.slow
 @given(data=TEXTS, block=st.integers(1, 70))
 def test_a_split_of_a_plain_file_holds_the_lines_whose_first_byte_is_in_its_range(write, data, block):
     path = write(data)
@@ -160,6 +161,7 @@ def test_several_compressed_streams_are_read_as_one_text(write, packer, padding)
     assert lines_of(path) == all_lines(b"a\nbc\nd\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", ["gzip", "bzip2", "xz", "zstd"])
 def test_a_compressed_file_that_is_cut_off_is_an_error_wherever_the_cut(write, packer):
     whole = PACKERS[packer](b"".join(b"%d\n" % i for i in range(300)))

@@ -76,6 +76,7 @@ def test_an_incomplete_batch_of_a_pipe_leaves_after_the_delay(pipe: tuple[Any, A
         assert list(batches) == []
 
 
+@pytest.mark.slow
 def test_a_pipe_without_a_delay_has_batches_of_one_size(pipe: tuple[Any, Any]) -> None:
     out, into = pipe
     with closing(side_by_side(shoal.read_libsvm(out, batch_size=4), [Part()])) as arrivals:
@@ -86,6 +87,7 @@ def test_a_pipe_without_a_delay_has_batches_of_one_size(pipe: tuple[Any, Any]) -
         assert keys(got.batch) == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_compressed_pipe_keeps_what_was_unpacked_while_it_is_idle(pipe: tuple[Any, Any]) -> None:
     out, into = pipe
     packed = gzip.compress(b"1 3:1\n0 4:1\n1 5:1\n")
@@ -122,6 +124,7 @@ def follow(folder: Path, **how: Any) -> Reader:
     return shoal.read_libsvm(Following(folder), batch_size=4, **how).with_max_delay(0.1)
 
 
+@pytest.mark.slow
 def test_files_are_read_as_they_appear_in_order_and_once(tmp_path: Path) -> None:
     put(tmp_path, "2026-11-29T13/b", 20, 25)
     put(tmp_path, "2026-11-29T13/a", 10, 15)
@@ -138,6 +141,7 @@ def test_files_are_read_as_they_appear_in_order_and_once(tmp_path: Path) -> None
         assert is_quiet(arrivals, 1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [".a", "_SUCCESS", "a.tmp", "a.inprogress", "_temporary/a", ".staging/x/a", "a._COPYING_"]
 )
@@ -151,6 +155,7 @@ def test_a_file_that_is_being_written_is_not_read(tmp_path: Path, name: str) -> 
         assert keys(take(arrivals, 1)[0].batch) == [3]
 
 
+@pytest.mark.slow
 def test_the_position_of_a_folder_continues_behind_every_batch(tmp_path: Path) -> None:
     put(tmp_path, "a", 0, 9)
     put(tmp_path, "d/b", 10, 13)
@@ -178,6 +183,7 @@ def test_a_file_that_was_read_may_be_deleted(tmp_path: Path) -> None:
         assert keys(take(arrivals, 2)[0].batch) == [10, 11]
 
 
+@pytest.mark.slow
 def test_splits_of_a_folder_have_each_line_once(tmp_path: Path) -> None:
     put(tmp_path, "a", 0, 50)
     put(tmp_path, "b", 50, 61)
@@ -228,6 +234,7 @@ def servers() -> Iterator[str]:
         yield addresses
 
 
+@pytest.mark.slow
 def test_a_topic_is_read_to_its_end(servers: str) -> None:
     for partition in range(PARTITIONS):
         produce(servers, "end", lines(100 * partition, 100 * partition + 10), partition)
@@ -240,6 +247,7 @@ def test_a_topic_is_read_to_its_end(servers: str) -> None:
     assert [len(list(reader.split(rank, 3))) for rank in range(3)] == [6, 3, 3]
 
 
+@pytest.mark.slow
 def test_an_incomplete_batch_of_a_partition_leaves_after_the_delay(servers: str) -> None:
     produce(servers, "delay", lines(0, 6))
     reader = shoal.read_kafka(servers, "delay", batch_size=4, max_delay=0.2)
@@ -321,6 +329,7 @@ def test_what_is_no_topic_is_refused(how: dict[str, Any], message: str) -> None:
         shoal.read_kafka(**{"servers": "localhost:1", "topic": "t"} | how)
 
 
+@pytest.mark.slow
 def test_brokers_that_do_not_answer_are_an_error_with_a_deadline() -> None:
     pytest.importorskip("confluent_kafka")
     from shoal.data.kafka import Topic

@@ -199,6 +199,7 @@ def test_files_of_many_blocks_are_read_alike(tmp_path, rng, form, packer):
     assert groups_of(failing, paths, 5) == expected
 
 
+@pytest.mark.slow
 @given(pieces=st.lists(st.binary(max_size=40).map(lambda raw: raw.replace(b"\r", b"\n")), max_size=10))
 @pytest.mark.parametrize("threads", [2, 5])
 def test_a_stream_is_read_as_a_file_however_it_arrives(threads, pieces):

@@ -435,6 +435,7 @@ def test_a_damaged_new_version_leaves_the_old_one_in_place(tmp_path):
             assert (export.version, export.table("t").pull(KEYS[:1]).item()) == (2, 2.0)
 
 
+@pytest.mark.slow
 def test_readers_go_on_while_versions_change_and_see_one_version_each(tmp_path):
     with shoal.local(slots=8) as store:
         tables = [store.table(name, optimizer=shoal.SGD()) for name in ("a", "b")]

@@ -41,6 +41,7 @@ def as_dtype(weights, dtype):
     return weights if dtype == "float32" else oracle.rounded(weights, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.combined(2)
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("dtype", DTYPES)

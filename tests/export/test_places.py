@@ -106,6 +106,7 @@ def test_an_export_on_s3_has_the_bytes_of_one_on_a_disk_and_is_read_as_that(ther
         np.testing.assert_array_equal(export.table("t").pull(KEYS), same.table("t").pull(KEYS))
 
 
+@pytest.mark.slow
 def test_files_are_fetched_once_for_all_who_open_an_export(there: There) -> None:
     with shoal.local(slots=4) as store:
         filled(store, 1)
@@ -146,6 +147,7 @@ def test_a_chain_on_s3_is_followed_and_copies_that_it_does_not_need_are_removed(
             assert (export.version, len(there.copies())) == (4, 1)
 
 
+@pytest.mark.slow
 def test_a_manifest_that_is_the_same_is_not_read_again(there: There, monkeypatch: pytest.MonkeyPatch) -> None:
     with shoal.local(slots=4) as store:
         filled(store, 1)
@@ -159,6 +161,7 @@ def test_a_manifest_that_is_the_same_is_not_read_again(there: There, monkeypatch
     assert read == []
 
 
+@pytest.mark.slow
 def test_an_export_that_is_watched_on_s3_follows_what_is_published(there: There) -> None:
     with shoal.local(slots=4) as store:
         table = filled(store, 1)
@@ -247,6 +250,7 @@ def test_of_two_exports_that_race_one_is_told_and_the_other_is_whole(
     assert len(open_dir(where, how).names()) == 2
 
 
+@pytest.mark.slow
 def test_what_is_damaged_or_missing_there_is_named_and_no_copy_is_kept(there: There) -> None:
     with shoal.local(slots=4) as store:
         filled(store, 1)
@@ -268,6 +272,7 @@ def test_what_is_damaged_or_missing_there_is_named_and_no_copy_is_kept(there: Th
     there.open().close()
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_damaged_is_fetched_again(there: There) -> None:
     with shoal.local(slots=4) as store:
         filled(store, 1)
@@ -281,6 +286,7 @@ def test_a_copy_that_is_damaged_is_fetched_again(there: There) -> None:
     assert len(there.copies()) == 1
 
 
+@pytest.mark.slow
 def test_the_files_of_a_model_are_fetched_and_checked_too(there: There) -> None:
     from shoal.export.write import TableSource, UnsynchronizedTables, write_export
 
@@ -312,6 +318,7 @@ def test_the_files_of_a_model_are_fetched_and_checked_too(there: There) -> None:
         there.open("2")
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_lost_while_fetching_leaves_no_copy(there: There, wire: Wire) -> None:
     with shoal.local(slots=4) as store:
         filled(store, 1)

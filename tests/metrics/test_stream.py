@@ -53,6 +53,7 @@ def add_in_any_order(differences, random):
         return sum(differences[1:], differences[0])
 
 
+@pytest.mark.slow
 @KINDS
 @given(workers=WORKERS, random=st.randoms())
 @example(workers=[[([(0, 0.0, 1.0)], (0.0, 0.0), True)], []], random=None)  # weights of 1 are weights

@@ -84,6 +84,7 @@ def log(tmp_path):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("every", [None, 2])
 @pytest.mark.parametrize("consistency", [shoal.BSP(), shoal.SSP(2), shoal.ASP()], ids=str)
@@ -171,6 +172,7 @@ def test_a_solver_does_not_find_the_optimum_of_fewer_workers():
         assert survive(made, 60, program) < 30 * SOLVER.blocks
 
 
+@pytest.mark.slow
 def test_workers_that_leave_at_once_after_a_solver_has_ended_disturb_nobody():
     with cluster(slots=16) as made:
         assert one_by_one(made.address, 3, solved) == [30, 30, 30]

@@ -43,6 +43,7 @@ def ads():
 KINDS = (LogisticRegression, FactorizationMachine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_arrays_sparse_matrices_and_lists_give_the_same_model_to_the_bit(kind, planted):
     X, y = planted
@@ -148,6 +149,7 @@ def test_polars_frames_are_frames(ads):
         assert model.score(polars.from_pandas(X), y) == other.score(X, y)
 
 
+@pytest.mark.slow
 def test_weights_of_examples_and_of_classes_multiply(planted):
     X, y = planted
     weights = np.random.default_rng(1).random(ROWS).astype(np.float32)
@@ -359,6 +361,7 @@ def test_a_fit_on_an_array_goes_on_after_a_checkpoint_with_the_same_bits(planted
             assert gone_on.classes_.tolist() == ["no", "yes"]
 
 
+@pytest.mark.slow
 def test_a_model_that_explodes_is_warned_of_with_the_feature_that_does_it(ads, caplog):
     with LogisticRegression() as model:
         model.fit(ads.assign(price=ads["price"] * 1e6).drop(columns="click"), ads["click"], progress=False)

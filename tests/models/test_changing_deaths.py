@@ -129,6 +129,7 @@ def test_the_others_wait_for_a_dead_worker_without_which_there_are_too_few(log: 
     check([found for found, _ in killed], whole[0][0], 2, deaths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 10))
 def test_a_worker_that_is_told_to_leave_while_it_waits_for_a_dead_one_does_not_return(
     number: int, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +199,7 @@ def test_without_bsp_examples_that_count_twice_are_bounded_by_what_is_reported(
         assert sum(one.counts) - EPOCHS * EXAMPLES <= sum(one.repeated), deaths
 
 
+@pytest.mark.slow
 def test_workers_that_read_late_what_the_leader_has_written_meet_as_often(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_worker_that_is_told_to_leave_hands_over_its_share(
     assert stayed[0].sizes[-1] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("mode", [shoal.BSP(), shoal.ASP()], ids=str)
 @pytest.mark.parametrize("batches", [6, 30, 36], ids=["in a pass", "at its end", "in the next pass"])
@@ -262,6 +263,7 @@ def test_what_an_interrupted_worker_had_left_is_continued(
     assert found[0].sizes == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_after_the_end_of_a_fit_does_not_begin_it_again(log: Path) -> None:
     how = {"warm_up": False}
     with cluster(SERVERS, 1) as made:

@@ -124,6 +124,7 @@ def test_an_interaction_with_a_list_stays_one_when_the_columns_are_known():
     assert explicit.kinds_of(names[:3]) == columns.kinds_of(names[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["ads.csv", "-"])
 def test_commands_refuse_renamed_columns(source, ads, capsys, monkeypatch):
     if source == "-":

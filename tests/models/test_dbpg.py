@@ -94,6 +94,7 @@ def test_no_pass_makes_the_objective_worse(delay):
     assert found[-1] < 0.9 * found[0]
 
 
+@pytest.mark.slow
 def test_the_filter_passes_keys_over_and_ends_at_the_same_optimum():
     batch, _ = data(True, True)
     ends = {}
@@ -113,6 +114,7 @@ def test_the_filter_passes_keys_over_and_ends_at_the_same_optimum():
     assert ends[0.1][0].sent < ends[None][0].sent / 2
 
 
+@pytest.mark.slow
 def test_threads_and_slots_change_no_bit_of_it_and_a_second_run_repeats_it():
     batch, _ = data(True, True)
     bits = []
@@ -149,6 +151,7 @@ def test_one_pass_is_that_of_the_formula():
         assert not model.solved.converged
 
 
+@pytest.mark.slow
 def test_it_starts_from_where_it_is():
     batch, _ = data(True, False)
     with shoal.LogisticRegression(solver=shoal.models.DBPG(l1=2.0, tolerance=1e-3, passes=300)) as model:
@@ -162,6 +165,7 @@ def test_it_starts_from_where_it_is():
         assert model.examples == len(batch) * len(model.history.passes)
 
 
+@pytest.mark.slow
 def test_the_model_predicts_measures_saves_and_loads(tmp_path):
     batch, x = data(True, False)
     solver = shoal.models.DBPG(l1=1.0, lr=0.9, passes=30)

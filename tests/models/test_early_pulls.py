@@ -115,6 +115,7 @@ def clocks_early(monkeypatch, consistency, count, **options):
         return found, model.weights()
 
 
+@pytest.mark.slow
 def test_bsp_begins_no_pull_early_and_learns_what_one_process_learns(monkeypatch):
     early, (keys, weights) = clocks_early(monkeypatch, "bsp", 134)
     assert set(early) == {0}
@@ -125,6 +126,7 @@ def test_bsp_begins_no_pull_early_and_learns_what_one_process_learns(monkeypatch
     assert np.array_equal(weights, expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["ssp:1", "asp"])
 def test_without_clocks_in_step_pulls_begin_early_once_batches_are_small(monkeypatch, consistency):
     early, _ = clocks_early(monkeypatch, consistency, 134)
@@ -133,6 +135,7 @@ def test_without_clocks_in_step_pulls_begin_early_once_batches_are_small(monkeyp
     assert set(early[129:134]) == {1}
 
 
+@pytest.mark.slow
 def test_a_cache_hinders_early_pulls(monkeypatch):
     early, _ = clocks_early(monkeypatch, "asp", 134, cache=shoal.Cache(rows=100, staleness=1))
     assert set(early[:134]) == {0}
@@ -151,6 +154,7 @@ def test_a_fit_that_fails_leaves_nothing_to_wait_for(consistency):
         assert store.clock == 3
 
 
+@pytest.mark.slow
 def test_a_model_may_be_measured_while_its_next_batch_has_begun():
     measured = []
 

@@ -265,6 +265,7 @@ def test_early_stopping_goes_back_in_both_tables(rng):
             np.testing.assert_array_equal(twin.decision_function(held_out), model.decision_function(held_out))
 
 
+@pytest.mark.slow
 def test_the_command_trains_measures_and_inspects_it(rng, tmp_path, capsys):
     batch, _ = planted_pairs(rng, 3000)
     lines = [f"{int(y)} " + " ".join(f"{k}:1" for k in sorted(row)) for y, row in

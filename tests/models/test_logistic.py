@@ -156,6 +156,7 @@ def test_an_empty_batch_changes_nothing(rng):
         assert model.probabilities(empty).shape == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 64])
 def test_threads_and_slots_change_no_bit(rng, size):
     batches = cut(make_batch(rng, 3000 if size > 1 else 300, keys=500), size)
@@ -198,6 +199,7 @@ def test_the_progressive_loss_is_that_of_predicting_each_batch_first(rng):
     assert points[-1].auc == done.metrics.auc
 
 
+@pytest.mark.slow
 def test_a_long_curve_stays_short_and_keeps_its_sums(rng):
     batches = cut(make_batch(rng, 2000), 1)
     with LogisticRegression(warm_up=False) as model:

@@ -119,6 +119,7 @@ def test_the_curves_of_the_validation_are_kept_and_may_be_missing(saved, batch, 
         assert again == structs.replace(done, curves=None)
 
 
+@pytest.mark.slow
 def test_the_settings_of_each_fit_are_kept_and_may_be_missing(batch, tmp_path):
     path = tmp_path / "a.libsvm"
     path.write_text("1 3:1\n0 4:1\n")
@@ -449,6 +450,7 @@ with LogisticRegression.load(sys.argv[1]) as model:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_saves_leaves_the_model(saved, batch, rng):
     expected = predictions(saved, batch)
     for _ in range(8):

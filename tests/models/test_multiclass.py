@@ -159,6 +159,7 @@ def test_a_copy_learns_on_bit_for_bit(rng, copied):
             np.testing.assert_array_equal(again.decision_function(batches[2]), model.decision_function(batches[2]))
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_cluster_has_the_bits_of_a_local_store(rng):
     batches = [drawn(rng, 50, 3)[0] for _ in range(3)]
     found = []

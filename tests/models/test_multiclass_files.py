@@ -164,6 +164,7 @@ def run(capsys: Any, *arguments: object) -> Any:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["libsvm", "csv"])
 def test_the_commands_train_measure_predict_and_serve(form: str, tmp_path: Path, capsys: Any) -> None:
     data = reader(form, tmp_path / "data", drawn())

@@ -129,6 +129,7 @@ class Half:
             yield take(batch, np.arange(self._rank, len(batch), self._workers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_workers_at_halves_of_a_batch_learn_what_one_learns_from_the_whole(log: Path, loss: MultiClass) -> None:
     """Gradients of halves are summed in another order than those of the whole: to float32 noise."""
@@ -170,6 +171,7 @@ def test_workers_at_halves_of_a_batch_learn_what_one_learns_from_the_whole(log: 
     assert found[0][0].tobytes() == found[1][0].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [shoal.SSP(2), shoal.ASP()], ids=str)
 def test_workers_with_unequal_shares_end_together(log: Path, consistency: shoal.Consistency) -> None:
     batches = list(reader(log).with_classes(CLASSES))
@@ -378,6 +380,7 @@ def run(capsys: Any, *arguments: object) -> tuple[str, str]:
     return reported.out, reported.err
 
 
+@pytest.mark.slow
 def test_the_command_resumes_tracks_reports_and_inspects(log: Path, tmp_path: Path, capsys: Any) -> None:
     train = ["train", "lr", "--data", log, "--format", "libsvm", "--valid", log, "--classes", CLASSES, "--epochs", 2]
     train += ["--output", tmp_path / "m", "--checkpoint-every", 5, "--resume", "--batch-size", BATCH]
@@ -404,6 +407,7 @@ def test_the_command_resumes_tracks_reports_and_inspects(log: Path, tmp_path: Pa
         assert not re.search(r"\bnan\b", page)
 
 
+@pytest.mark.slow
 def test_two_classes_of_softmax_and_a_pass_without_examples_are_shown_as_of_several(
     tmp_path: Path, capsys: Any
 ) -> None:
@@ -426,6 +430,7 @@ def test_two_classes_of_softmax_and_a_pass_without_examples_are_shown_as_of_seve
 # ---- arrays and frames -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_arrays_and_frames_have_labels_of_any_names(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     X = random.normal(size=(300, 3))

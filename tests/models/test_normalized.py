@@ -68,6 +68,7 @@ def batch_of(values, *, key=7, labels=None, weights=None):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_price_in_millionths_trains_to_the_loss_of_one_in_sensible_units(kind, ads, caplog):
     X, y = held_out(ads)
@@ -98,6 +99,7 @@ def test_a_normalized_model_that_explodes_is_told_of_its_steps_alone(caplog):
     assert "steps are too long: use a smaller learning rate" in caplog.records[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out(kind, ads, tmp_path, capsys):
     served = pytest.importorskip("shoal.serve", reason="needs the serve extra")
@@ -145,6 +147,7 @@ def test_all_ways_to_predict_agree_with_the_model_and_none_leaves_its_scales_out
     assert "the scales of a model are stored as float32" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_normalized_fit_goes_on_after_a_checkpoint_with_the_same_bits(kind, ads, tmp_path):
     X, y = learned_from(enlarged(ads, 1e6))
@@ -243,6 +246,7 @@ def test_the_solver_that_goes_to_the_optimum_refuses_to_normalize(tmp_path, caps
     assert "--normalized does not apply to --solver dbpg" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_cluster_learn_one_table_of_scales_and_one_has_the_bits_of_a_local_store():
     rng = np.random.default_rng(9)
 

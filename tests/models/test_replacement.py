@@ -139,6 +139,7 @@ def test_under_ssp_and_asp_a_replaced_worker_repeats_few_examples_and_counts_the
         assert sum(found.repeated) <= 4 * BATCH
 
 
+@pytest.mark.slow
 def test_the_auc_of_a_pass_lacks_what_was_not_pushed_and_says_so(log: Path) -> None:
     """Counts of the histogram are pushed less often than sums: those of a worker that died before are not there."""
     whole = run(2, {}, lambda store: learn(store, log, **PLANS["batches"]))
@@ -150,6 +151,7 @@ def test_the_auc_of_a_pass_lacks_what_was_not_pushed_and_says_so(log: Path) -> N
     assert first.result == whole[0][0].result
 
 
+@pytest.mark.slow
 def test_without_a_replacement_the_others_go_on_after_a_while(log: Path) -> None:
     """They learn from the batches of the dead worker that were not counted."""
     gone = threading.Event()
@@ -386,6 +388,7 @@ def test_a_planted_bug_changes_what_a_fit_with_a_replaced_worker_gives(
     assert [found.result for found, _ in killed] != [found.result for found, _ in whole]
 
 
+@pytest.mark.slow
 def test_a_planted_bug_of_what_is_in_flight_is_found(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without saying which batches were begun, what counts twice under ASP is not reported."""
 

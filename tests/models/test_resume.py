@@ -133,6 +133,7 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
             exact.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "d"))
 
 
+@pytest.mark.slow
 def test_with_other_settings_than_it_was_begun_with_a_fit_does_not_go_on(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def cut_off(
         )
 
 
+@pytest.mark.slow
 def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, tmp_path: Path) -> None:
     lines = log.read_text().splitlines(keepends=True)
     path, other, valid = tmp_path / "a", tmp_path / "b", tmp_path / "v"
@@ -212,6 +214,7 @@ def test_with_other_data_than_it_was_begun_with_a_fit_does_not_go_on(log: Path, 
     assert {file: file.read_bytes() for file in (tmp_path / "c").rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("how", [{}, {"warm_up": False}])
 @pytest.mark.parametrize("added", ["lines", "a file"])
@@ -236,6 +239,7 @@ def test_a_fit_goes_on_over_files_that_were_appended_to_where_that_is_allowed(
         assert model.weights()[1].tobytes() == expected.weights()[1].tobytes()
 
 
+@pytest.mark.slow
 def test_a_shuffled_pass_does_not_go_on_over_data_that_was_appended_to(log: Path, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(log.read_text())
@@ -270,6 +274,7 @@ def test_ctrl_c_while_a_pass_is_measured_leaves_a_checkpoint_to_go_on_from(log: 
         assert [done.valid is None for done in model.history.passes] == [False, False]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_within_a_pass_is_exported_without_its_rows(log: Path, tmp_path: Path) -> None:
     cut_off(tmp_path / "c", reader(log))
     assert main(["export", str(tmp_path / "c"), "--output", str(tmp_path / "e")]) == 0
@@ -301,6 +306,7 @@ def test_ctrl_c_while_a_checkpoint_is_written_waits_for_it(
         assert [done.complete for done in model.history.passes] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_command_that_goes_on_with_a_fit_that_is_over_says_so_and_succeeds(
     log: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +388,7 @@ def test_on_the_command_line_too(log: Path, tmp_path: Path, capsys: Any, argumen
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_fit_that_was_interrupted_names_all_features(
     log: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_fit_of_two_workers_that_goes_on_has_the_bits_of_one_that_never_stoppe
         assert files.read(cut).fit_state is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", [shoal.SSP(2), shoal.ASP()], ids=str)
 def test_checkpoints_of_workers_at_different_clocks_name_every_example_once(
     log: Path, tmp_path: Path, consistency: shoal.Consistency, monkeypatch: pytest.MonkeyPatch
@@ -185,6 +186,7 @@ def test_a_fit_goes_on_with_another_number_of_workers(
     assert len(batches) == after  # each has learned from some
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_written_without_a_worker_whose_loss_the_leader_has_not_heard_of(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +330,7 @@ def test_all_processes_are_killed_and_the_command_goes_on_to_the_same_bits(log: 
     assert found[1] == 10 * EXAMPLES
 
 
+@pytest.mark.slow
 def test_a_checkpoint_at_the_end_of_a_pass_has_the_examples_of_all_workers(log: Path, tmp_path: Path) -> None:
     def work(store: shoal.Store) -> None:
         data = reader(log).split(store.rank, store.num_workers)

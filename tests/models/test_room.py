@@ -55,6 +55,7 @@ def reserved(monkeypatch):
     return rows
 
 
+@pytest.mark.slow
 def test_a_fit_makes_room_and_has_the_bits_of_one_that_does_not(reserved):
     digests = []
     for room in (True, False):
@@ -68,6 +69,7 @@ def test_a_fit_makes_room_and_has_the_bits_of_one_that_does_not(reserved):
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_tables_that_are_small_or_bounded_are_left_alone(reserved):
     for how in ({}, {"memory": 1 << 30}):
         with shoal.local(slots=16, **how) as store:
@@ -102,6 +104,7 @@ def test_a_reader_that_is_far_ahead_makes_no_room(reserved):
     assert reserved == []
 
 
+@pytest.mark.slow
 def test_room_that_there_is_no_memory_for_is_not_made(monkeypatch):
     monkeypatch.setattr("shoal.table.shard.available_bytes", lambda: 1)
     with shoal.local(slots=16) as store:

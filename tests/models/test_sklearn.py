@@ -31,6 +31,7 @@ def planted(rng, n=600, columns=30):
     return X, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "fails"),
     long_after(
@@ -72,6 +73,7 @@ def test_it_is_logistic_regression_by_ftrl_to_the_bit(rng):
     np.testing.assert_allclose(X @ got.coef_[0] + got.intercept_, got.decision_function(X), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_kind_of_matrix_gives_the_same_bits(rng):
     X, y = planted(rng)
     wide = sparse.csr_matrix(X)
@@ -106,6 +108,7 @@ def test_partial_fit_is_a_stream_of_what_fit_takes_whole(rng):
     assert not np.array_equal(stream.coef_, whole.coef_)
 
 
+@pytest.mark.slow
 def test_weights_are_how_often_an_example_counts(rng):
     X, y = planted(rng, 200)
     weights = rng.integers(0, 3, 200)
@@ -194,6 +197,7 @@ def test_a_fit_that_fails_leaves_the_model_that_was_there(rng):
     np.testing.assert_array_equal(model.coef_, before)
 
 
+@pytest.mark.slow
 def test_shoal_does_not_import_it_and_its_absence_names_the_extra():
     code = (
         "import sys, shoal; assert 'sklearn' not in sys.modules; sys.modules['sklearn'] = None\n"

@@ -89,6 +89,7 @@ class StopAfter(Callback):
 # ---- bits ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_topic_has_the_bits_of_a_fit_of_batches_in_turns(servers: str, files: list[Path]) -> None:
     each = [list(shoal.read_libsvm(file, batch_size=BATCH)) for file in files]
     with shoal.local() as store:
@@ -117,6 +118,7 @@ def test_a_fit_of_a_folder_leaves_out_whole_batches(tmp_path: Path) -> None:
         assert model.table.contains(np.array([3, 4], np.uint64)).tolist() == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm_up", [False, True])
 def test_workers_with_a_partition_each_have_the_bits_of_a_fit_of_files(
     servers: str, files: list[Path], warm_up: bool
@@ -127,6 +129,7 @@ def test_workers_with_a_partition_each_have_the_bits_of_a_fit_of_files(
     assert found[0][0][1] == PARTITIONS * EACH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm_up", [False, True])
 def test_a_worker_that_is_killed_changes_no_bit(servers: str, warm_up: bool) -> None:
     whole = run(2, {}, lambda store: learn(store, topic(servers), warm_up=warm_up))
@@ -139,12 +142,14 @@ def test_a_worker_that_is_killed_changes_no_bit(servers: str, warm_up: bool) -> 
     assert whole[0][0][1] == PARTITIONS * EACH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [shoal.SSP(2), shoal.ASP()])
 def test_without_bsp_every_example_is_learned_from(servers: str, mode: Any) -> None:
     found = run(2, {}, lambda store: learn(store, topic(servers)), mode)
     assert {one[1] for one, _ in found} == {PARTITIONS * EACH}
 
 
+@pytest.mark.slow
 def test_more_workers_than_partitions_wait_for_the_others(servers: str) -> None:
     found = run(PARTITIONS + 1, {}, lambda store: learn(store, topic(servers)))
     assert {one[1] for one, _ in found} == {PARTITIONS * EACH}
@@ -153,6 +158,7 @@ def test_more_workers_than_partitions_wait_for_the_others(servers: str) -> None:
 # ---- a stop and a resume ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("batches", [1, 7, 20])
 @pytest.mark.parametrize("how", [{}, {"warm_up": True}, {"negative_rate": 0.5}])
@@ -174,6 +180,7 @@ def test_a_stopped_fit_of_a_topic_resumes_to_the_same_bits(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_what_arrives_after_a_stop_is_read_by_the_fit_that_resumes(servers: str, tmp_path: Path) -> None:
     """Batches are cut by a delay: each example counts once, however they are cut when they are read again."""
     reader = shoal.read_kafka(servers, "growing", batch_size=64, max_delay=0.05)
@@ -203,6 +210,7 @@ class Stop(Callback):
             self._quiet = -1000
 
 
+@pytest.mark.slow
 def test_a_folder_is_followed_over_stops(tmp_path: Path) -> None:
     folder = tmp_path / "clicks"
     folder.mkdir()
@@ -221,6 +229,7 @@ def test_a_folder_is_followed_over_stops(tmp_path: Path) -> None:
         sent += 7
 
 
+@pytest.mark.slow
 def test_a_quiet_pipe_ends_by_a_signal(tmp_path: Path) -> None:
     out, into = os.pipe()
     with open(out, "rb") as reader, open(into, "wb", buffering=0) as writer:

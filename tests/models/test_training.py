@@ -164,6 +164,7 @@ def test_sampling_keeps_all_positives_and_scales_the_negatives_it_keeps(examples
     assert np.concatenate(halves).tolist() == chosen.tolist()
 
 
+@pytest.mark.slow
 def test_the_expected_gradient_of_sampled_negatives_is_that_of_all(rng):
     # One SGD step from zero: the weight is minus the gradient times lr.
     batch = make_batch(rng, 400, keys=4)
@@ -535,6 +536,7 @@ def test_ctrl_c_while_the_next_batch_is_sorted_leaves_a_whole_model(rng, sorts_a
 # ---- many models at once ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_each_model_of_a_grid_is_the_one_trained_alone_to_the_bit(rng, sorts_ahead, threads):
     train, valid = cut(make_batch(rng, 600), 50), cut(make_batch(rng, 200), 64)
@@ -556,6 +558,7 @@ def test_each_model_of_a_grid_is_the_one_trained_alone_to_the_bit(rng, sorts_ahe
                 assert result.valid == alone.evaluate(valid)
 
 
+@pytest.mark.slow
 def test_models_of_a_grid_stop_early_each_by_itself(overfits):
     train, valid, _ = overfits
     how = {"epochs": 8, "valid": valid, "early_stopping": EarlyStopping(1), "progress": False}
@@ -636,6 +639,7 @@ def test_the_largest_weights_come_first(rng):
         assert model.top(1, names={})[0] == [str(keys[order[0]])]
 
 
+@pytest.mark.slow
 def test_a_curve_of_weighted_windows_keeps_its_sums(rng):
     batches = [weighted(b, draw_weights(rng, len(b))) for b in cut(make_batch(rng, 1200), 2)]
     with LogisticRegression() as model:
@@ -670,6 +674,7 @@ def a9a(shoal_data):
     return batches[:cut_at], batches[cut_at:], list(shoal.read_libsvm(path.with_name("a9a.t.xz")))
 
 
+@pytest.mark.slow
 def test_a9a_stopped_early_reaches_the_reference(a9a):
     train, valid, test = a9a
     with LogisticRegression(shoal.FTRL(alpha=0.1), seed=1) as model:
@@ -681,6 +686,7 @@ def test_a9a_stopped_early_reaches_the_reference(a9a):
     assert m.logloss <= 0.3255
 
 
+@pytest.mark.slow
 def test_a9a_with_a_third_of_its_negatives_is_nearly_as_good_and_calibrated(a9a):
     train, valid, test = a9a
     with LogisticRegression(shoal.FTRL(alpha=0.1), negative_rate=1 / 3) as model:

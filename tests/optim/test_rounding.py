@@ -86,6 +86,7 @@ def test_what_is_pulled_lies_on_the_grid(store, dtype, rng):
         assert on_grid(dtype, table.pull(keys))
 
 
+@pytest.mark.slow
 @each_dtype
 def test_many_steps_far_below_the_spacing_arrive_on_average(store, dtype):
     """Adding 5e-5 forty thousand times gives 2; rounding to nearest would stop on the way."""

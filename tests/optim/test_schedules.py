@@ -89,6 +89,7 @@ def test_a_schedule_survives_saving_and_goes_on_at_its_clock(tmp_path):
             assert table.digest() == whole.tables["t"].digest()
 
 
+@pytest.mark.slow
 def test_servers_of_any_number_make_the_steps_of_one_process_and_a_load_goes_on(tmp_path):
     optimizer = shoal.Adam(0.1, schedule=Linear(10, 0.1, warmup=3))
 
@@ -123,6 +124,7 @@ def test_servers_of_any_number_make_the_steps_of_one_process_and_a_load_goes_on(
         assert store.tables["t"].digest() == later
 
 
+@pytest.mark.slow
 def test_a_model_keeps_its_schedule_and_a_fit_goes_on_with_it(tmp_path):
     rng = np.random.default_rng(3)
     X = rng.normal(size=(300, 5))

@@ -71,6 +71,7 @@ def batch_of(rng):
     return shoal.Batch(rng.integers(0, 2, 100).astype(np.float32), np.arange(0, 301, 3, dtype=np.int64), keys, None)
 
 
+@pytest.mark.slow
 def test_threads_predict_while_versions_are_followed(tmp_path):
     """Each answer is of one version throughout, and the version after the last refresh is the newest one."""
     rng = np.random.default_rng(1)
@@ -120,6 +121,7 @@ def test_damaged_version_leaves_the_current_one(tmp_path):
         assert (model.refresh(), model.info.version) == (True, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip_checksums", [False, True])
 def test_exports_of_any_bytes_are_refused_or_read(tmp_path, skip_checksums):
     draw = random.Random(1)

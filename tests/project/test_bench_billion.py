@@ -56,6 +56,7 @@ def test_rows_of_16_weights_in_16_bits_are_created_saved_and_loaded(tmp_path):
     assert json.loads((tmp_path / "figures.json").read_text())["steps"]["load"]["rows_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_rows_fails_the_run(tmp_path):
     assert bench(tmp_path, "--keys", "1e5", "--steps", "create", "save").returncode == 0
     with shoal.local() as store:
@@ -67,6 +68,7 @@ def test_a_checkpoint_of_other_rows_fails_the_run(tmp_path):
     assert "100000 rows were saved, 100001 loaded" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_stream_has_every_key_once_and_its_examples_cover_them(stream):
     for n in (1, 70_000, 300_000):
         made = stream.Stream(n)

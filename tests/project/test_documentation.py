@@ -270,6 +270,7 @@ def test_every_file_that_contributors_are_sent_to_is_there():
     assert not missing
 
 
+@pytest.mark.slow
 def test_every_module_of_the_documentation_is_reached_from_the_package():
     code = "import shoal, sys; heavy = [m for m in ('torch', 'sklearn', 'starlette', 'pyarrow') if m in sys.modules]; "
     code += "print(shoal.tools.convert.read_npz_rows, shoal.serve.ServedModel, shoal.sklearn.FTRLClassifier, heavy)"

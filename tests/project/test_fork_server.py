@@ -69,6 +69,7 @@ def test_programs_are_forked_where_an_optional_package_is_missing(monkeypatch):
         fork_server._servers.pop(fork_server.PACKAGE)._stop()
 
 
+@pytest.mark.slow
 def test_only_what_a_fork_can_be_is_forked():
     assert is_fork()
     assert is_fork(env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"})

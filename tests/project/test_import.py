@@ -16,6 +16,7 @@ def test_importing_the_package_loads_none_of_its_modules():
     assert done.stdout == "['shoal.base', 'shoal.base.lazy']\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_store_loads_neither_models_nor_the_cluster():
     code = (
         "import sys, shoal; shoal.local().close(); "
@@ -26,6 +27,7 @@ def test_a_store_loads_neither_models_nor_the_cluster():
     assert not {"cluster", "models", "torch", "serve", "data", "cli"} & set(ast.literal_eval(done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [

@@ -40,6 +40,7 @@ def test_every_object_has_its_schema(directory):
         check(document)
 
 
+@pytest.mark.slow
 def test_the_schemas_refuse_a_field_that_they_do_not_know():
     errors = tuple(pytest.importorskip(name).ValidationError for name in ("jsonschema", "kubernetes_validate"))
     for directory, kind in [

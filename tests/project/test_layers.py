@@ -114,5 +114,6 @@ def test_what_only_looks_like_a_violation_passes(tree, name, text):
     assert check_layers.check(tree) == []
 
 
+@pytest.mark.slow
 def test_this_repository_keeps_its_layers():
     assert check_layers.check(ROOT) == []

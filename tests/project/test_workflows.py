@@ -14,6 +14,7 @@ yaml = pytest.importorskip("yaml")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
+@pytest.mark.slow
 def test_the_workflows_have_their_schema():
     pytest.importorskip("check_jsonschema")
     assert {path.stem for path in WORKFLOWS} == {"nightly", "release", "tests"}

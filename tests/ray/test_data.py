@@ -82,6 +82,7 @@ def within(array, table):
 # ---- keys ----
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("before", [False, True], ids=["hashed by the worker", "hashed before"])
 @pytest.mark.parametrize(

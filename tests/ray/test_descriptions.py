@@ -25,6 +25,7 @@ def test_without_ray_the_error_names_the_extra():
     assert done.stderr.endswith("ImportError: shoal.ray needs Ray 2.58 or later: pip install 'shoal[ray]'\n")
 
 
+@pytest.mark.slow
 def test_without_ray_the_command_line_names_the_extra():
     code = "import sys; sys.modules['ray'] = None\nimport shoal.cli\n"
     done = run(code + "sys.exit(shoal.cli.main(['launch', '--engine', 'ray', 'train.py']))")
@@ -33,6 +34,7 @@ def test_without_ray_the_command_line_names_the_extra():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_server_needs_neither_ray_train_nor_ray_data():
     done = run("import sys, shoal.ray.actors; print({'ray.train', 'ray.data', 'pandas', 'pyarrow'} & set(sys.modules))")
     assert done.stdout == "set()\n", done.stderr

@@ -112,6 +112,7 @@ def test_a_body_from_curl_is_json(tmp_path):
         assert ask(port, "POST", "/predict", body, {"Content-Type": "text/csv"})[0] == 400
 
 
+@pytest.mark.slow
 def test_a_click_model_predicts_with_its_tower(tmp_path):
     torch = pytest.importorskip("torch")
     del torch
@@ -205,6 +206,7 @@ def test_a_delta_of_a_model_has_all_of_its_tables(tmp_path, capsys):
     assert not (tmp_path / "e2").exists()
 
 
+@pytest.mark.slow
 def test_no_request_fails_while_versions_come(tmp_path):
     serving = tmp_path / "serving"
     batch = sparse_data(np.random.default_rng(5), 20)

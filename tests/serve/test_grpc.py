@@ -242,6 +242,7 @@ def test_kserves_clients_predict(columns):
     assert json.loads(done.stdout) == [want] * 3
 
 
+@pytest.mark.slow
 def test_a_large_request_of_keys_and_several_classes_are_predicted(folder, tmp_path):
     batch = sparse_data(np.random.default_rng(5), 5000)
     with running(folder, grpc_port=0) as ((port, at), _):
@@ -267,6 +268,7 @@ def test_a_large_request_of_keys_and_several_classes_are_predicted(folder, tmp_p
         assert output.contents.fp64_contents == np.concatenate(want["probabilities"]).tolist()
 
 
+@pytest.mark.slow
 def test_a_route_key_chooses_the_version_as_over_http(tmp_path):
     exported(trained(tmp_path / "m"), tmp_path / "e" / "1")
     exported(trained(tmp_path / "n", seed=2), tmp_path / "e" / "2", "--version", 2)
@@ -377,6 +379,7 @@ def test_a_long_error_is_cut_so_that_clients_accept_it(folder, monkeypatch):
         assert infer(at, made) == (Code.INVALID_ARGUMENT, "\x80" * 1000 + "...")
 
 
+@pytest.mark.slow
 def test_a_message_that_is_too_large_or_compressed_is_refused(folder):
     limits = Limits(body_bytes=10_000, decoded_bytes=10_000_000)
     with running(folder, limits=limits, grpc_port=0) as ((port, at), _):
@@ -416,6 +419,7 @@ def test_bytes_at_random_on_the_port_harm_no_one_else(columns, seed):
     assert infer(at, request()).outputs[0].contents.fp64_contents == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_messages_with_random_changes_are_answered_or_refused(columns, seed):
     port, at, want = columns
@@ -440,6 +444,7 @@ def test_messages_with_random_changes_are_answered_or_refused(columns, seed):
     assert "shoal_serve_held_bytes 0.0" in metrics(port)
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_no_message_or_not_all_of_it_ends_at_the_timeout(folder):
     limits = Limits(request_seconds=0.5)
     with running(folder, limits=limits, grpc_port=0) as ((port, at), _):
@@ -459,6 +464,7 @@ def frame(kind, flags, data, stream=1):
     return struct.pack(">I", len(data))[1:] + struct.pack(">BBI", kind, flags, stream) + data
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_its_answer_ends_at_the_timeout(folder):
     made = pb.ModelInferRequest(model_name="default", raw_input_contents=[bytes(8)])
     made.inputs.add(name="keys", datatype="UINT64", shape=[1, 1])

@@ -186,6 +186,7 @@ def test_silent_and_slow_connections_are_closed(folder):
         assert 'shoal_serve_closed_total{reason="slow"} 2.0' in metrics
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_no_answers_is_cut_off(folder):
     with running(folder, limits=Limits(request_seconds=REQUEST_SECONDS)) as (port, _):
         greedy = socket.socket()
@@ -305,6 +306,7 @@ def test_a_client_that_leaves_leaves_no_trace_but_a_count(folder, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.slow
 def test_garbage_is_logged_once_a_minute(folder, caplog):
     with running(folder) as (port, _), caplog.at_level(logging.WARNING):
         for _ in range(50):

@@ -86,6 +86,7 @@ def test_a_table_is_named_behind_the_address_of_a_socket():
         _live(Serve(path=f"{made.address}/lr"))
 
 
+@pytest.mark.slow
 def test_requests_fail_while_the_connection_is_lost_and_it_is_made_anew(rng):
     batch = sparse_data(rng)
     with cluster(2, 1, slots=16, heartbeat=2.0) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):

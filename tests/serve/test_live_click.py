@@ -148,6 +148,7 @@ def test_a_newer_dense_part_makes_another_model(logs: Path) -> None:
             assert new.refreshed() is None
 
 
+@pytest.mark.slow
 def test_a_model_that_no_worker_has_begun_to_train_is_not_served(logs: Path, tmp_path: Path) -> None:
     config = ctr.read(logs / "csv.toml")
     with cluster(1, 1, slots=16) as made, joined(made.address, 1, consistency=shoal.ASP()) as (store,):

@@ -54,6 +54,7 @@ def put(place: StorageDir, name: str, *pieces: bytes, then: BaseException | None
 # ---- the calls -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_created_is_read_whole_and_in_ranges(place: StorageDir) -> None:
     data = np.random.default_rng(1).bytes(100_000)
     assert place.names() == []
@@ -76,6 +77,7 @@ def test_what_is_created_is_read_whole_and_in_ranges(place: StorageDir) -> None:
     assert place.names() == ["empty"]
 
 
+@pytest.mark.slow
 def test_directories_are_told_from_files_and_cleared_with_all_that_is_in_them(place: StorageDir) -> None:
     above = place.child("..")
     assert place.child("a").kind() is None
@@ -250,6 +252,7 @@ def test_of_writers_that_race_for_one_version_exactly_one_gets_through(
         before = places[0].version("m")
 
 
+@pytest.mark.slow
 def test_a_put_whose_answer_was_lost_and_that_met_itself_is_done(s3: str, tmp_path: Path) -> None:
     place: Any = open_dir(f"s3://places/{tmp_path.name}", options(s3))
     real = place._system.pipe_file

@@ -120,6 +120,7 @@ def test_one_of_the_same_kind_is_replaced_only_on_request(root: StorageDir) -> N
                 other(place)
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_left_behind_is_no_hindrance(root: StorageDir) -> None:
     with opened("local", slots=4) as store:
         made = writers(store, root)

@@ -35,6 +35,7 @@ def own_bytes() -> int:
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
+@pytest.mark.slow
 def test_forks_begin_with_the_rows_and_change_their_own() -> None:
     with shoal.local(threads=2) as store:
         table = made(store)
@@ -91,6 +92,7 @@ def test_a_fork_takes_the_memory_that_it_changes() -> None:
         assert all_rows.result(PATIENCE) > size // 2
 
 
+@pytest.mark.slow
 def test_what_the_work_raises_is_raised_here() -> None:
     class Local(Exception):
         """Of a class that cannot be pickled, as it has no name in a module."""
@@ -118,6 +120,7 @@ def test_what_the_work_raises_is_raised_here() -> None:
         assert np.all(table.pull(KEYS) == -1)
 
 
+@pytest.mark.slow
 def test_a_large_result_and_a_late_one() -> None:
     with shoal.local() as store:
         made(store)
@@ -130,6 +133,7 @@ def test_a_large_result_and_a_late_one() -> None:
         assert late.result(PATIENCE) == 5
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_fork_and_stores_of_its_own(tmp_path: Path) -> None:
     with shoal.local(threads=2) as store:
         table = made(store)
@@ -233,6 +237,7 @@ print("after")
     assert done.stdout.split("\n") == ["before", "in the fork", "after", ""]
 
 
+@pytest.mark.slow
 def test_a_fork_ends_with_its_parent(tmp_path: Path) -> None:
     code = """
 import os, sys, time, shoal

@@ -238,6 +238,7 @@ def test_a_fork_in_the_midst_of_a_load_never_hangs(tmp_path):
                 thread.join()
 
 
+@pytest.mark.slow
 def test_a_multiprocessing_pool_by_fork_works():
     with shoal.local(threads=2) as store:
         PARENT["table"] = made(store)

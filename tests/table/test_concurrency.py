@@ -263,6 +263,7 @@ def test_one_key_batch_serves_many_threads():
         np.testing.assert_array_equal(table.pull(np.arange(700, dtype=np.uint64))[:, 0], -RATE * 40 * counts)
 
 
+@pytest.mark.slow
 def test_a_long_call_lets_other_python_threads_run():
     with shoal.local(threads=1) as store:
         table = sgd(store, dim=1)

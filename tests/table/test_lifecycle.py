@@ -406,6 +406,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("dim", [1, 24])
 @pytest.mark.parametrize("admit", [None, shoal.AfterCount(2), shoal.AfterBloom(2, capacity=20_000)], ids=str)

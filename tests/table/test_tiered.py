@@ -431,6 +431,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False

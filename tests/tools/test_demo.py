@@ -60,6 +60,7 @@ def test_the_buckets_of_the_truth_are_those_of_the_reader(tmp_path):
     np.testing.assert_array_equal(batch.keys, hash_strings(mine, field=1))
 
 
+@pytest.mark.slow
 def test_the_log_looks_like_a_click_log():
     drawn = PlantedModel(seed=0).draw(30_000, 5)
     assert drawn.labels.mean() == pytest.approx(0.256, abs=0.015)
@@ -78,6 +79,7 @@ def test_the_labels_are_drawn_from_the_planted_probabilities():
     assert demo._entropy(drawn.margins) == pytest.approx(-np.mean(p * np.log(p) + (1 - p) * np.log(1 - p)), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_same_seed_draws_the_same_log_and_another_seed_another():
     texts = [criteo_text(PlantedModel(seed).draw(500, 0)) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
@@ -104,6 +106,7 @@ def test_the_model_comes_near_the_truth_and_never_beats_it(shown):
     assert report.best.logloss == pytest.approx(report.entropy, abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_account_tells_all_that_was_promised(shown):
     out, report, text = shown
     for word in (

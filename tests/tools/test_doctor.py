@@ -158,6 +158,7 @@ def test_keys_that_others_may_read_or_that_are_none_are_problems(quick, capsys, 
     assert "no such directory" in examined(capsys, "--curve", tmp_path / "nowhere")[-1]["text"]
 
 
+@pytest.mark.slow
 def test_a_cluster_is_reached_and_a_stopped_server_is_named(quick, capsys):
     with running(address="tcp://127.0.0.1:*") as cluster:
         (server,) = cluster.status()["servers"]

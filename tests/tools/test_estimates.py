@@ -30,6 +30,7 @@ def filled(store, keys, **description):
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "description"),
     long_after(
@@ -136,6 +137,7 @@ def test_a_rate_is_a_number_above_0(value):
         )
 
 
+@pytest.mark.slow
 def test_rates_are_measured_and_leave_nothing_behind(tmp_path):
     rates = shoal.tools.measure_rates(dim=4, optimizer=shoal.Adagrad(), directory=tmp_path, sample_bytes=4 << 20)
     assert all(getattr(rates, name) > 1000 for name in rates.__slots__)
@@ -206,6 +208,7 @@ def test_a_file_without_rates_is_named(tmp_path):
     assert f"{file} has no rates" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "description", [{"dim": 16, "optimizer": shoal.Adagrad()}, {"dim": 3, "optimizer": shoal.SGD()}], ids=str
 )

@@ -176,6 +176,7 @@ def test_without_data_the_last_validation_is_shown(saved, drawn):
     assert any("On validation after pass 2" in note for note in page.texts("p", "note"))
 
 
+@pytest.mark.slow
 def test_after_early_stopping_the_validation_of_the_kept_pass_is_shown(rng, train, tmp_path):
     with LogisticRegression(shoal.FTRL(alpha=3.0)) as model:
         model.fit(train[:2], epochs=9, valid=[make_batch(rng)], progress=False, early_stopping=EarlyStopping(2))
@@ -405,6 +406,7 @@ def test_the_command_writes_the_page(tmp_path, capsys, rng):
 # ---- charts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_charts_are_the_same_bytes_each_time_and_show_what_is_in_the_picture():
     def draw(axes):
         axes.plot([0, 1], [1, 0], label="a line")

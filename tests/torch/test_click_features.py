@@ -129,6 +129,7 @@ def test_a_model_learns_that_the_ad_was_seen(log, tmp_path):
         assert model.evaluate(reader).auc > 0.75
 
 
+@pytest.mark.slow
 def test_an_older_file_names_the_same_features_by_roles(log):
     """Columns by their roles are features: the bits of the model are those of the same features by name."""
     data = {"categorical": ["user", "ad"], "numeric": ["price"], "dense": ["price"], "log": True}

@@ -105,6 +105,7 @@ def test_each_model_of_a_grid_has_the_bits_of_one_that_is_trained_alone(clicks):
             grid.results("gauc")
 
 
+@pytest.mark.slow
 def test_a_grid_varies_the_architecture_and_leaves_torchs_random_numbers_alone(clicks):
     config = config_of(clicks)
     before = torch.get_rng_state()

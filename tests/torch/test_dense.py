@@ -88,6 +88,7 @@ def test_one_process_takes_the_steps_of_torchs_optimizer(name):
     np.testing.assert_allclose(found, plain(make), rtol=near, atol=near)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_two_workers_at_half_batches_take_the_steps_of_torch_on_whole_ones(name):
     """Whatever the second worker drew for its own, it begins with the numbers of the first."""

@@ -208,6 +208,7 @@ def test_a_bag_reads_and_pushes_what_torchs_does(store, name, rng, mode, kind):
     compare(store, table, rows, mode, places, offsets, values, scale, last=kind == "last", exact=mode in EXACT)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_bags_of_any_shape_are_those_of_torch(local, data):
     mode = data.draw(st.sampled_from(MODES))
@@ -283,6 +284,7 @@ def test_gradients_are_those_of_differences(local, name, rng, mode):
         assert pushed[row, column] == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=2e-2, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_the_bits_do_not_depend_on_threads(rng):
     keys = torch.from_numpy(rng.integers(0, 3000, (2048, 13)))
     grads = torch.from_numpy(rng.normal(size=(2048, 16)).astype(np.float32))
@@ -493,6 +495,7 @@ def test_frozen_rows_do_not_learn_and_the_rest_does(local, name, kind):
     assert table.stats().step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 def test_rows_are_frozen_with_the_model_that_they_are_of(local, name, compiled):
     torch.compiler.reset()
@@ -897,6 +900,7 @@ def test_a_compiled_model_is_the_same_without_graph_breaks(store, name, backend)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_pulled_together_is_compiled_too(local, name):
     torch.compiler.reset()
     how = {"dim": 2, "optimizer": shoal.SGD(lr=1.0)}

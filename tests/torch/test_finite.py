@@ -41,6 +41,7 @@ def tower(place):
     return torch.load(file, weights_only=True)["module"]
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
 @pytest.mark.parametrize("value", ["3e38", "1e25"])

@@ -48,6 +48,7 @@ def state(model) -> tuple:
     return {table.name: table.digest() for table in model.tables}, dense
 
 
+@pytest.mark.slow
 def test_a_model_that_is_loaded_to_be_resumed_trains_as_without_a_break(days, tmp_path):
     with shoal.local(threads=1) as store:
         model = made(days, store)
@@ -75,6 +76,7 @@ def test_partial_fit_makes_the_steps_of_a_fit(days):
         assert model.examples == 400
 
 
+@pytest.mark.slow
 def test_an_export_has_rows_and_dense_part_of_one_moment(days, tmp_path):
     with shoal.local(threads=1) as store:
         model = made(days, store)
@@ -117,6 +119,7 @@ class Beats(shoal.models.Callback):
         time.sleep(0.011)
 
 
+@pytest.mark.slow
 def test_a_fit_publishes_what_has_changed_every_few_seconds(days, tmp_path, capsys):
     with shoal.local(threads=1) as store:
         model = made(days, store)
@@ -137,6 +140,7 @@ def test_a_fit_publishes_what_has_changed_every_few_seconds(days, tmp_path, caps
         assert served(tmp_path / "out" / "000017", days) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_does_not_end_a_fit(days, tmp_path, caplog, monkeypatch):
     with shoal.local(threads=1) as store:
         model = made(days, store)
@@ -163,6 +167,7 @@ def trained(days, tmp_path, *more: str) -> None:
     assert main(["train", "ctr", "--config", str(tmp_path / "c.toml"), "--quiet", *more]) == 0
 
 
+@pytest.mark.slow
 def test_a_model_begins_with_the_weights_of_another(days, tmp_path):
     text = config(days)
     features = text.pop("features")
@@ -203,6 +208,7 @@ class Ends(shoal.models.Callback):
             raise RuntimeError("enough")
 
 
+@pytest.mark.slow
 def test_a_fit_is_resumed_only_with_the_features_and_the_model_that_it_was_begun_with(days, tmp_path):
     begun = Checkpointing(tmp_path / "m", every=2)
     with shoal.local(threads=1) as store, pytest.raises(RuntimeError, match="enough"):
@@ -244,6 +250,7 @@ def test_what_a_model_cannot_begin_with_is_told(days, tmp_path):
         made(days, store).init_from(tmp_path / "lr")
 
 
+@pytest.mark.slow
 def test_all_rows_shrink_after_a_pass_by_a_callback(days):
     """Also those that no batch of the pass has: an L2 penalty of all rows."""
     with shoal.local(threads=1) as store:

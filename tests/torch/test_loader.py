@@ -57,6 +57,7 @@ def flat(batches):
     return [key for batch in batches for key in batch.tolist()]
 
 
+@pytest.mark.slow
 def test_a_plain_data_loader_gives_each_example_once(reader):
     loader = torch.utils.data.DataLoader(BatchDataset(reader, keys_of), batch_size=None, num_workers=2)
     assert sorted(flat(loader)) == list(range(ROWS))
@@ -67,6 +68,7 @@ def test_without_processes_a_data_loader_gives_the_batches_of_the_reader(reader)
     assert [batch.tolist() for batch in loader] == [batch.keys.tolist() for batch in reader]
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_job_and_their_processes_share_the_examples_out(reader):
     seen = [flat(BatchLoader(reader, keys_of, num_workers=n, rank=rank, workers=2)) for rank in range(2) for n in (2,)]
     assert sorted(seen[0] + seen[1]) == list(range(ROWS))
@@ -95,6 +97,7 @@ def test_a_pass_that_goes_on_from_any_state_gives_the_batches_that_would_have_fo
     assert [batch.tolist() for batch in other] == batches  # the pass behind it is a whole one
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(reader, tmp_path):
     loader = BatchLoader(reader, keys_of, num_workers=2)
     (tmp_path / "other.svm").write_text("1 5:1\n")
@@ -148,6 +151,7 @@ def test_an_error_that_another_process_cannot_be_told_is_told_in_words(reader):
         list(BatchLoader(reader, raises_what_cannot_be_told, num_workers=1))
 
 
+@pytest.mark.slow
 def test_the_processes_end_with_a_pass_that_is_left_early(reader):
     before = set(psutil.Process().children())
     iterator = iter(BatchLoader(reader, who_am_i, num_workers=2))
@@ -187,6 +191,7 @@ def test_processes_that_read_run_beside_a_connected_store_and_leave_its_sockets_
     assert found.tolist() == [[-1.0]] * ROWS
 
 
+@pytest.mark.slow
 def test_a_forked_process_that_touches_the_parents_store_is_told_so(reader):
     def work(store):
         PARENTS[:] = [store.table("t", optimizer=shoal.SGD(lr=1.0))]

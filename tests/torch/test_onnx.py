@@ -228,6 +228,7 @@ def test_the_graph_names_its_inputs_and_has_any_number_of_examples(din):
     assert b"shoal/torch" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_c_library_answers_json_and_refuses_what_it_cannot_compute(din, tmp_path):
     _, _, export, _ = din
     instance = {"user": "u1", "ad": "a2", "tags": ["t1"], "seen": ["a3", "a2"], "ages": [0.5, 1], "price": 2}
@@ -270,6 +271,7 @@ def test_the_c_library_refuses_a_damaged_graph(din, tmp_path):
         assert refused.value.status == c_library.DAMAGED
 
 
+@pytest.mark.slow
 def test_the_command_serves_a_graph_without_loading_torch(din, log):
     described, _, export, expected = din
     command = [sys.executable, "-X", "importtime", "-m", "shoal", "serve", str(export), "--port", "0"]

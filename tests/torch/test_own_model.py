@@ -75,6 +75,7 @@ def written(folder, name: str = "own_models:Gated") -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_goes_through_all_commands(folder, capsys):
     config, allow = written(folder), ["--import", "own_models"]
     assert main(["train", "ctr", "--config", config, *allow, "--output", "m", "--quiet"]) == 0
@@ -97,6 +98,7 @@ def test_a_model_of_ones_own_goes_through_all_commands(folder, capsys):
         np.testing.assert_array_equal(served.now.predictor.probabilities(reader), expected)
 
 
+@pytest.mark.slow
 def test_evaluate_has_the_metrics_of_a_model_of_ones_own(folder, capsys):
     own = """
 

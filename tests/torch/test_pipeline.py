@@ -123,6 +123,7 @@ def test_under_bsp_the_bits_are_those_of_the_plain_loop_and_the_pipeline_ticks()
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_a_run_with_staleness_has_the_same_bits_every_time_and_on_a_cluster_under_bsp(staleness):
     def slowly(batches):
@@ -462,6 +463,7 @@ def test_a_worker_that_leaves_early_is_not_waited_for_at_the_end_of_a_pass():
     assert clocks[0] >= 6
 
 
+@pytest.mark.slow
 def test_a_pass_that_could_not_begin_because_others_were_late_is_begun_again():
     failed = threading.Event()
 
@@ -539,6 +541,7 @@ def reader(tmp_path):
 FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of Python 3.12, beside threads
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @FORKS
 @pytest.mark.parametrize("processes", [None, 0, 2])
@@ -572,6 +575,7 @@ def test_a_pass_goes_on_from_the_batch_that_was_given_last_however_far_reading_w
         assert given_ == whole
 
 
+@pytest.mark.slow
 @FORKS
 def test_a_data_loader_with_processes_is_read_ahead(reader):
     loader = torch.utils.data.DataLoader(made(6), batch_size=None, num_workers=2)

@@ -132,6 +132,7 @@ def over_torch(name, store, rule, theirs, batches, keys):
     return learned(model, batches, lambda _: torch.enable_grad(), stepping(*optimizers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), long_after(3, PAIRS))
 def test_losses_are_those_of_torchs_own_embeddings(one_thread, click_log, name, rule):
     batches, keys = click_log

@@ -140,6 +140,7 @@ def test_parameters_are_averaged_as_by_torch():
         assert all(torch.equal(a, b) for a, b in zip(own, module.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_averages_predict_and_are_saved_and_the_parameters_learn(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         model = made(store, ema=0.9)
@@ -191,6 +192,7 @@ def test_no_rate_falls_below_the_least_one():
     assert plateau.scale_of(0.001, 0.1) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
 def test_rates_of_dense_part_and_tables_fall_together_and_come_back(clicks, dense, monkeypatch):
     scaled: list[tuple[str, float]] = []
@@ -226,6 +228,7 @@ def test_rates_of_dense_part_and_tables_fall_together_and_come_back(clicks, dens
         assert scaled[0] == ("embedding", 1.0)
 
 
+@pytest.mark.slow
 def test_a_fit_stops_and_lowers_rates_by_gauc(clicks):
     how = {"valid": read(clicks, "valid"), "epochs": 12, "progress": False}
     with shoal.local(threads=1) as store:
@@ -404,6 +407,7 @@ def test_workers_of_a_fit_have_one_recipe(clicks):
         together(servers.address, 2, learn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_gradients_of_a_dense_part_on_servers_are_clipped_by_each_worker_to_its_share(clicks, reduce):
     """By SGD the norm of a step is at most the rate times clip_norm."""

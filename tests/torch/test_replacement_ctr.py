@@ -150,6 +150,7 @@ def test_a_fit_whose_dense_part_the_dead_worker_had_cannot_be_continued_by_anoth
     assert run(1, {0: 40}, program)[0][0]
 
 
+@pytest.mark.slow
 def test_the_others_set_a_dense_part_that_worker_0_did_not_live_to_set(clicks: Path) -> None:
     """Nor does anybody replace it."""
 

@@ -50,6 +50,7 @@ def test_the_warning_has_an_example_of_each_if_names_are_known(tmp_path, caplog)
     assert "' and 'a" in said
 
 
+@pytest.mark.slow
 def test_a_history_of_its_items_is_not_warned_of(tmp_path, caplog):
     write_log(tmp_path / "log.csv", "a{}")
     assert fit(tmp_path / "log.csv", caplog, batch_size=100) == []

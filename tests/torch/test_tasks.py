@@ -68,6 +68,7 @@ def fitted(log, store, features=None):
     return model.fit(reader, epochs=8, progress=False), reader
 
 
+@pytest.mark.slow
 def test_every_task_is_learned_measured_and_predicted(log):
     columns = np.genfromtxt(log, delimiter=",", skip_header=1, usecols=range(4))
     click, conv, revenue, seconds = columns.T
@@ -153,6 +154,7 @@ def test_a_model_without_named_labels_has_one_task(log):
         assert model.features.to_json()["labels"] == {}
 
 
+@pytest.mark.slow
 def test_the_commands_measure_and_predict_every_task(log, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     labels = 'labels = { ctr = "click", cvr = { column = "conv", mask = "ctr" } }'

@@ -127,6 +127,7 @@ def made(store, raw: dict) -> ClickModel:
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["lr", "fm", "wide_deep", "deepfm", "dcnv2", "dlrm", "din", "autoint"])
 def test_a_model_learns_from_a_reader_by_columns_of_roles(clicks, model):
     with shoal.local(threads=1) as store:
@@ -140,6 +141,7 @@ def test_a_model_learns_from_a_reader_by_columns_of_roles(clicks, model):
         assert len(passes[-1].curves.deciles) == 10
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_others(clicks):
     models = []
     for seed in (3, 3, 4):
@@ -152,6 +154,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_others(clicks):
     assert models[0][1] != models[2][1]
 
 
+@pytest.mark.slow
 def test_a_click_model_takes_a_module_of_ones_own(clicks):
     torch.manual_seed(1)
     with shoal.local(threads=1) as store:
@@ -287,6 +290,7 @@ def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(clicks, tmp_p
     assert not list((tmp_path / "cut").glob("best-*"))
 
 
+@pytest.mark.slow
 def test_resume_begins_where_there_is_nothing_and_refuses_what_is_over_or_other(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks))
@@ -305,6 +309,7 @@ def test_resume_begins_where_there_is_nothing_and_refuses_what_is_over_or_other(
             other.fit(reader(clicks), progress=False, checkpoint=resumed)
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_with_the_bits_that_were_saved(clicks, tmp_path):
     with shoal.local(threads=1) as store:
         click = made(store, configured(clicks, "din"))
@@ -481,6 +486,7 @@ def test_rows_of_a_table_expire_when_a_pass_ends(clicks):
         parse(configured(clicks, tables={"expire": "ttl:3"}))
 
 
+@pytest.mark.slow
 def test_bfloat16_rounds_the_products_of_training_alone(clicks, tmp_path):
     found = {}
     for precision in ("float32", "bfloat16"):
@@ -533,6 +539,7 @@ def test_staleness_is_refused_where_keys_are_not_known_ahead_and_must_be_that_of
                 assert len(store.tables["embedding"]) == 0
 
 
+@pytest.mark.slow
 def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_pulled_ahead(clicks, tmp_path):
     begun, resumed = (Checkpointing(tmp_path / "out", every=3, resume=resume) for resume in (False, True))
     how = {"shuffle": 2, "progress": False}
@@ -806,6 +813,7 @@ def test_one_worker_of_a_cluster_trains_the_bits_of_a_local_store(clicks, tmp_pa
     assert got[0] == got[1]
 
 
+@pytest.mark.slow
 def test_a_model_in_the_directory_is_replaced_only_on_request(clicks, tmp_path):
     for overwrite in (False, True, False):
         with shoal.local(threads=1) as store:

@@ -135,6 +135,7 @@ def test_workers_at_parts_of_a_batch_have_the_losses_of_one_at_the_whole(clicks:
     assert found[0][2].tobytes() == found[1][2].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("dense", ["allreduce", "servers"])
 @pytest.mark.parametrize("consistency", long_after(2, [shoal.BSP(), shoal.ASP(), shoal.SSP(2)]), ids=str)

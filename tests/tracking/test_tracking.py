@@ -315,6 +315,7 @@ def test_a_run_of_mlflow_is_resumed_by_its_name_and_keeps_its_settings(mlruns):
         shoal.tracking.MLflow(str(mlruns), resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (RuntimeError, "FAILED")])
 def test_a_fit_that_does_not_end_well_is_one_in_mlflow_too(mlruns, error, status):
     def stop(progress):
@@ -344,6 +345,7 @@ def test_metrics_that_mlflow_does_not_accept_are_lost_with_one_warning_and_the_f
     assert run.info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_model_that_mlflow_does_not_store_is_an_error_and_the_run_has_failed(mlruns, monkeypatch):
     def refuse(*arguments, **more):
         raise mlflow.exceptions.MlflowException("no room")
@@ -359,6 +361,7 @@ def test_a_model_that_mlflow_does_not_store_is_an_error_and_the_run_has_failed(m
         shoal.tracking.MLflow(str(mlruns), log_model=False, register="a")
 
 
+@pytest.mark.slow
 def test_files_of_earlier_versions_of_mlflow_are_used_where_mlflow_allows_them(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "old").as_uri()
@@ -371,6 +374,7 @@ def test_files_of_earlier_versions_of_mlflow_are_used_where_mlflow_allows_them(t
     assert not (tmp_path / "old" / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_a_model_of_a_cluster_is_stored_from_its_directory(mlruns, tmp_path):
     with shoal.launch(servers=1, storage_roots=[tmp_path]) as store:
         model = shoal.LogisticRegression(store=store)
@@ -400,6 +404,7 @@ def test_a_model_is_copied_where_the_file_system_has_no_links(tmp_path, monkeypa
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_train_lr_writes_its_runs_with_the_calibrated_model(data, mlruns, tmp_path):
     out, boards = tmp_path / "first", tmp_path / "boards"
     files = ["--data", str(data / "train.libsvm"), "--valid", str(data / "valid.libsvm"), "--calibrate", "platt"]
@@ -417,6 +422,7 @@ def test_train_lr_writes_its_runs_with_the_calibrated_model(data, mlruns, tmp_pa
     assert [one.name for one in boards.iterdir()] == ["first-1"]
 
 
+@pytest.mark.slow
 def test_train_fm_resumes_its_run(data, mlruns, tmp_path, monkeypatch):
     files = ["--data", str(data / "train.libsvm"), "--output", str(tmp_path / "few")]
     command = ["train", "fm", *LR[2:], *files, "--resume"]

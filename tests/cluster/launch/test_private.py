@@ -78,6 +78,7 @@ def tcp_ports(pid: int) -> list[str]:
     return [words[1] for words in lines if len(words) > 9 and words[3] == "0A" and f"socket:[{words[9]}]" in links]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_process_of_another_user_cannot_connect(places):
     places.chmod(0o755)  # else it would not even come here
@@ -96,6 +97,7 @@ def test_a_process_of_another_user_cannot_connect(places):
             assert "PermissionError: [Errno 13]" in tried[1]
 
 
+@pytest.mark.slow
 def test_two_launches_at_once_do_not_meet(places):
     with shoal.launch(2) as one, shoal.launch(2) as other:
         assert len(list(places.iterdir())) == 2
@@ -107,6 +109,7 @@ def test_two_launches_at_once_do_not_meet(places):
     assert list(places.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_who_has_sockets_of_the_user_may_save_anywhere(places, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -208,6 +211,7 @@ def test_a_scheduler_listens_where_one_has_died_and_not_where_one_lives(places):
     assert not all_refuse([address], TIMEOUT)  # perhaps somebody has removed the file of one that lives
 
 
+@pytest.mark.slow
 def test_what_listens_at_a_path_need_not_be_a_server(places):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(places / "s"))
@@ -244,6 +248,7 @@ def test_a_socket_s_address_is_complete_and_of_this_machine():
     assert try_out(f"ipc:///{'a' * 200}", 1.0) is not None
 
 
+@pytest.mark.slow
 def test_the_cluster_works_on_when_its_directory_is_removed(places):
     with running(2) as cluster, shoal.connect(cluster.address, workers=1, rank=0, consistency="asp") as store:
         table = table_of(store)
@@ -256,6 +261,7 @@ def test_the_cluster_works_on_when_its_directory_is_removed(places):
     assert list(places.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_launcher_that_is_killed_leaves_no_directory_behind(whole, places, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(places))
@@ -271,6 +277,7 @@ def test_a_launcher_that_is_killed_leaves_no_directory_behind(whole, places, mon
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_commands_take_the_address_of_a_socket(places, capsys):
     with running(servers=1) as cluster:
         assert main(["cluster", cluster.address, "status"]) == 0

@@ -61,6 +61,7 @@ def cluster():
     assert all(child.process.poll() is not None for child in made.roles)
 
 
+@pytest.mark.slow
 def test_another_server_is_started_for_one_that_dies(cluster, caplog):
     dead, other = cluster.servers
     dead.signal(signal.SIGKILL)
@@ -73,6 +74,7 @@ def test_another_server_is_started_for_one_that_dies(cluster, caplog):
     assert "server 0 was killed by signal 9. Another server is started" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_server_that_was_asked_to_end_is_not_replaced(cluster):
     first, second = cluster.servers
     first.signal(signal.SIGTERM)
@@ -85,6 +87,7 @@ def test_a_server_that_was_asked_to_end_is_not_replaced(cluster):
     assert cluster.ended.empty()
 
 
+@pytest.mark.slow
 def test_servers_that_die_too_often_are_reported_and_fail_the_calls_of_the_store(cluster, caplog):
     failed = queue.Queue()
     cluster.supervise(failed.put)
@@ -108,6 +111,7 @@ def test_servers_that_die_too_often_are_reported_and_fail_the_calls_of_the_store
     assert failed.get(timeout=PATIENCE) is error
 
 
+@pytest.mark.slow
 def test_no_server_is_replaced_when_the_last_copy_of_slots_is_lost(cluster):
     failed = queue.Queue()
     cluster.supervise(failed.put)
@@ -152,6 +156,7 @@ def test_a_scheduler_that_dies_too_often_fails_the_calls_of_the_store(cluster):
     assert "end number 6 of the scheduler within 60 s" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -171,6 +176,7 @@ def test_a_role_that_cannot_be_started_again_is_reported(cluster, monkeypatch, e
     assert f"No other process can be started ({reason})" in str(failed.get(timeout=PATIENCE))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_and_was_declared_dead_is_killed_and_replaced(cluster, caplog):
     stopped, other = cluster.servers
     stopped.signal(signal.SIGSTOP)
@@ -183,6 +189,7 @@ def test_a_server_that_is_stopped_and_was_declared_dead_is_killed_and_replaced(c
     assert caplog.text.count("was declared dead, but its process exists") == 1
 
 
+@pytest.mark.slow
 def test_the_scheduler_is_started_again_and_not_counted_with_the_servers(cluster):
     for _ in range(5):
         cluster.servers[1].signal(signal.SIGKILL)
@@ -194,6 +201,7 @@ def test_the_scheduler_is_started_again_and_not_counted_with_the_servers(cluster
     assert cluster.ended.empty()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_without_replicas_the_end_of_a_server_is_reported(number):
     with Roles(0) as cluster:
@@ -204,6 +212,7 @@ def test_without_replicas_the_end_of_a_server_is_reported(number):
         assert "Its rows are lost, since the cluster has no replicas" in str(cluster.fault)
 
 
+@pytest.mark.slow
 def test_without_replicas_the_cluster_goes_on_without_a_server_that_has_been_drained():
     with Roles(0) as cluster:
         first, second = cluster.servers
@@ -304,6 +313,7 @@ def test_a_process_whose_threads_cannot_start_is_ended(monkeypatch):
     assert child.process.poll() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_server_is_replaced_when_others_have_its_slots_and_a_scheduler_at_once(cluster, monkeypatch):
     monkeypatch.setattr(supervisor, "_FAILOVER_SECONDS", 3.0)
     cluster.servers[0].signal(signal.SIGKILL)

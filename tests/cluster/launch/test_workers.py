@@ -61,6 +61,7 @@ def run(
     return failed, said
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_after_another_has_finished_is_not_started_again(tmp_path: Path) -> None:
     acts = {"one": "wait_for('two'); end(0)", "two": "wait_for('one ends'); time.sleep(1); die()"}
     failed, said = run(tmp_path, (2, 3), acts)
@@ -78,12 +79,14 @@ def test_a_worker_that_finds_no_job_after_its_restart_has_not_failed_if_another_
     assert said[1].endswith("which was started again, ended with status 2")
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_after_its_restart_has_failed_if_none_finishes(tmp_path: Path) -> None:
     acts = {"one": "wait_for('again ends'); time.sleep(1); end(3)", "two": "wait_for('one'); die()", "again": "end(2)"}
     failed, _ = run(tmp_path, (2, 3), acts)
     assert failed.process.returncode == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", ["end(0)", "end(2)"])
 def test_with_a_fixed_number_each_worker_has_to_finish(tmp_path: Path, again: str) -> None:
     acts = {"one": "wait_for('two'); end(0)", "two": "wait_for('one ends'); time.sleep(1); die()", "again": again}
@@ -92,6 +95,7 @@ def test_with_a_fixed_number_each_worker_has_to_finish(tmp_path: Path, again: st
     assert (failed is None) == (again == "end(0)")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_after_another_has_left_is_started_again(tmp_path: Path) -> None:
     """One that leaves a fit has the status 0 of one that has finished: the scheduler knows that none has."""
     acts = {"one": "wait_for('two'); end(0)", "two": "wait_for('one ends'); time.sleep(1); die()", "again": "end(0)"}
@@ -102,6 +106,7 @@ def test_a_worker_that_is_killed_after_another_has_left_is_started_again(tmp_pat
     assert [line.partition(", ")[0][len("worker 1 ") :] for line in said] == ["was killed by signal 9 and starts again"]
 
 
+@pytest.mark.slow
 def test_a_fit_that_no_worker_has_finished_has_failed(tmp_path: Path) -> None:
     acts = {"one": "end(0)", "two": "wait_for('one ends'); time.sleep(1); die()", "again": "end(2)"}
     failed, _ = run(tmp_path, (2, 3), acts, lambda: "unfinished")

@@ -160,6 +160,7 @@ def test_a_new_connection_replaces_the_oldest_one(health):
             assert received(connection).endswith(b"\r\n\r\nok\n")
 
 
+@pytest.mark.slow
 def test_bytes_that_arrive_one_by_one_do_not_extend_the_deadline_of_a_request(health, monkeypatch):
     monkeypatch.setattr("shoal.cluster.protocol.health._REQUEST_SECONDS", 0.3)
     with opened(health, b"GET /healthz HTTP/1.1\r\nX-a: ") as connection:

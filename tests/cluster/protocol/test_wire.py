@@ -253,6 +253,7 @@ def messages(draw):
     return replies, wire.encode(payload, **fields)
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(400))
 @given(messages(), st.sampled_from([LIMIT, 100]))
 def test_both_take_and_refuse_the_same(message, limit):

@@ -293,6 +293,7 @@ def poll_until_closed(monitor):
     assert monitor.poll(1000 * TIMEOUT)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_connection_closes_for_good_is_dead_long_before_its_heartbeats_are_missed():
     with (
         scheduler(1, heartbeat=HEARTBEAT / 10, workers=2) as running,

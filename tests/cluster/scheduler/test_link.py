@@ -126,6 +126,7 @@ def test_servers_and_workers_join_agree_on_a_table_meet_at_a_barrier_and_leave()
     assert second.orders == first.orders
 
 
+@pytest.mark.slow
 def test_who_misses_others_at_the_deadline_is_told_which_ones():
     with scheduler(2) as cluster, FakeServer(cluster.address), SchedulerClient(cluster.address, "worker") as link:
         until(lambda: any(server.inside for server in cluster.membership._peers.servers.values()))
@@ -143,6 +144,7 @@ def until(what):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_was_started_anew_ends_nobody_and_both_sides_say_what_holds(caplog):
     faults = []
     with contextlib.ExitStack() as ends:
@@ -284,6 +286,7 @@ def test_a_request_out_of_bounds_or_one_that_meets_a_defect_is_answered_and_the_
     assert sum("ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_a_link_that_hears_what_it_cannot_read_goes_on_and_names_it_when_a_call_fails():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.LINGER, 0)
@@ -383,6 +386,7 @@ def test_addresses_of_version_6_and_names_are_completed():
     assert complete("tcp://node-3.example:7", "10.0.0.1") == "tcp://node-3.example:7"
 
 
+@pytest.mark.slow
 def test_a_request_whose_reply_was_lost_is_answered_however_many_others_overtake_it(monkeypatch):
     lost = []
     send = Scheduler._send_frames
@@ -459,6 +463,7 @@ def test_a_damaged_message_is_dropped_as_one_that_was_lost():
         link.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("journaled", [False, True])
 def test_a_scheduler_with_nothing_to_do_waits(tmp_path, journaled):
     """A load only makes the rounds fewer."""

@@ -317,6 +317,7 @@ def test_a_pass_over_the_data_ends_for_all_at_one_clock_once_all_have_come_to_it
     assert take(one, 12, number=2) == SplitReply(0, None)
 
 
+@pytest.mark.slow
 def test_passes_that_all_workers_have_gone_beyond_are_forgotten_and_over_for_who_comes_late():
     world, (one, two) = together(workers=2)
     kept = []

@@ -75,6 +75,7 @@ def test_a_fit_has_the_rate_of_its_first_model_through_its_passes():
     assert (monitor.view["fits"], monitor._fits) == ([], {})
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_monitor_is_bounded_and_forgets_members():
     monitor = observed(*np.arange(0.0, 600.0, 1.0))
     assert len(monitor.view["history"]["seconds"]) <= 450

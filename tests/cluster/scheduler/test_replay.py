@@ -43,6 +43,7 @@ from shoal.cluster.scheduler.membership import Membership
 from tiers import rounds
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 0.2]))
 @settings(max_examples=rounds(25), deadline=None)
 def test_a_replay_that_is_cut_at_any_input_has_the_state_that_there_was(seed, servers, workers, loss):
@@ -80,6 +81,7 @@ def test_a_scheduler_that_is_started_again_at_any_moment_keeps_all_that_it_has_s
     ] * workers
 
 
+@pytest.mark.slow
 def test_the_schedules_contain_every_kind_of_input():
     missing = {Request, OrderReply, Probed, Died, MembersSilent, EventsSeen, Restarted}
     for seed in range(30):
@@ -110,6 +112,7 @@ def disturbed(seed: int, change=lambda world: None) -> None:
     world.go(8.0)
 
 
+@pytest.mark.slow
 def test_the_schedules_for_planted_bugs_are_clean_without_them():
     for seed in range(10):
         disturbed(seed)

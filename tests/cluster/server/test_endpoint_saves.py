@@ -289,6 +289,7 @@ def test_parked_it_is_not_another_tables_business() -> None:
     assert endpoint.next_session().summaries[0][0] == 0
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_hears_nothing_of_the_worker_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "VISIBILITY_SECONDS", 0.0)
     endpoint = served("asp")
@@ -488,6 +489,7 @@ def test_a_load_that_has_not_begun_is_not_read(tables: list[int], text: str) -> 
     assert reply.status == Status.BAD_REQUEST
 
 
+@pytest.mark.slow
 def test_a_push_that_a_save_has_no_room_for_is_put_off_and_then_done_while_others_are_served() -> None:
     rows, dim = 5000, 4096  # 80 MB: more than the 64 MiB that a save keeps before changes wait
     endpoint = _core.Endpoint(16, [(0, 16)])

@@ -616,6 +616,7 @@ def test_a_copy_replaces_what_a_released_arc_has_left() -> None:
     assert equal(dead, cluster.primary)
 
 
+@pytest.mark.slow
 def test_no_more_than_a_limit_is_sent_without_an_acknowledgement() -> None:
     cluster = Cluster()
     prepare(cluster.primary, "asp", 0)

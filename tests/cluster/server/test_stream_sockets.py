@@ -124,6 +124,7 @@ def test_the_backup_is_equal_to_its_primary_bit_by_bit(context: zmq.Context, pai
     pair.check(hashes, weights)
 
 
+@pytest.mark.slow
 def test_replies_wait_for_the_backup_and_leave_when_it_is_there(context: zmq.Context, pair: Pair) -> None:
     pair.connect()
     hashes = hashes_of(5000)

@@ -81,6 +81,7 @@ def test_who_is_silent_is_replaced_and_nothing_is_lost_or_done_twice(mode, zombi
     assert seen["fenced"] >= 2 * zombies
 
 
+@pytest.mark.slow
 def test_a_seed_is_replayed_exactly_whatever_ran_before():
     def outcome():
         cluster, program = whole(4, "bsp")

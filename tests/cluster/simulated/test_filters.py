@@ -51,6 +51,7 @@ class Listing(model.Endpoint):
         return super().handle(peer, [header, *payload])
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("plan", MOVES)

@@ -36,6 +36,7 @@ def check(name, seed):
         assert cluster.membership.named_jobs == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", long_but(SHORT, NAMES))
 def test_two_jobs_lose_nothing_and_do_not_change_each_other(name):
     check(name, 0)

@@ -135,6 +135,7 @@ def test_a_sweep_counts_its_runs_and_faults(capsys):
     assert "1 runs, 1 faults, 0 failures, " in capsys.readouterr().out  # after progress, if it took long
 
 
+@pytest.mark.slow
 def test_a_sweep_names_the_scenario_and_the_seed_of_a_failure(monkeypatch):
     monkeypatch.setattr("sim.sweep.find_violations", lambda cluster: ["wrong"] if cluster.seed == 7 else [])
     traces, faults, failures = run_some(("kill/asp/calm", range(6, 8)))
@@ -142,6 +143,7 @@ def test_a_sweep_names_the_scenario_and_the_seed_of_a_failure(monkeypatch):
     assert failures == [("kill/asp/calm", 7, ("kill",), ["wrong"])]
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_trace_each_time_and_other_seeds_have_others(capsys, tmp_path):
     files = [tmp_path / "first", tmp_path / "second"]
     for file in files:

@@ -65,6 +65,7 @@ def test_a_call_is_cut_over_two_loops_and_put_together_again():
         assert metrics["bytes_sent"] == 4 * 64 + 2 * 8 * 1000 + 8 * 1000
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_sent_again():
     peer = Peer(0, 16, lambda number, asked: [] if number % 3 else None)
     with connected(peer) as channel:
@@ -82,6 +83,7 @@ def test_a_push_that_nobody_waits_for_is_sent_again_while_all_threads_sleep():
         assert peer.rows == 10
 
 
+@pytest.mark.slow
 def test_garbage_from_a_server_is_counted_and_passed_over():
     garbage = [[b""], [b"x" * 64], [b"SHOL" + bytes(60)], [b"a", b"b", b"c"], [bytes(200_000)]]
     peer = Peer(0, 16, lambda number, asked: [garbage[number - 1]] if number <= len(garbage) else None)
@@ -146,6 +148,7 @@ def test_draining_waits_for_what_was_asked_before_and_for_nothing_that_came_late
         assert never.done()
 
 
+@pytest.mark.slow
 def test_the_deadline_of_a_call_names_who_was_silent_and_is_told_once_where_nobody_waited():
     peer = Peer(0, 16, lambda number, asked: [])
     with connected(peer, timeout=0.2) as channel:
@@ -207,6 +210,7 @@ def begin_large(channel):
     return [channel.begin(Op.PULL, 0, hashes=batch.hashes, begins=batch.offsets, out=rows, dim=rows.shape[1])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [begin_many, begin_large])
 def test_whoever_asks_for_too_much_waits_until_some_of_it_is_done(begin):
     free = threading.Event()
@@ -348,6 +352,7 @@ def test_a_channel_that_was_dropped_ends_its_thread():
         assert not keeper.is_alive()
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_told_whose_channel_it_is_even_in_the_midst_of_calls():
     peers = Peer(0, 7), Peer(7, 16)
     with connected(*peers) as channel:

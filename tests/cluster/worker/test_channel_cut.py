@@ -105,6 +105,7 @@ def train(channel, rng, steps, wait_every):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_connections_lose_no_push_and_apply_none_twice(seed):
     def make_change(number):
@@ -118,6 +119,7 @@ def test_cut_connections_lose_no_push_and_apply_none_twice(seed):
         assert channel.metrics()["resent"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "curve"])
 @pytest.mark.parametrize("seed", long_after(1, range(6)))
 def test_changed_and_missing_bytes_lose_no_push_and_apply_none_twice(seed, secured, folder, quick):

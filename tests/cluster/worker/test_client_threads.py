@@ -97,6 +97,7 @@ def allocated():
     return found.field4 + found.field7  # in blocks of mmap, in others
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="counts memory as glibc from 2.33 on does")
 def test_calls_that_nobody_waits_for_leave_nothing_behind():
     calls = 10_000
@@ -152,6 +153,7 @@ def test_the_errors_of_calls_that_nobody_waits_for_are_raised_once(how):
 # ---- closing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_closing_ends_threads_that_wait_submit_and_add_callbacks():
     for _ in range(20):
         peer = Peer(0, 16, lambda number, asked: [])
@@ -264,6 +266,7 @@ def test_threads_that_wait_for_the_same_pull_expand_its_rows_once():
 # ---- who wakes whom --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_thread_sleeps_on_when_its_answer_has_come_also_while_the_gil_is_held():
     """Without a background thread, times to send again and looks for signals, a lost wake-up would last forever."""
     one, other = Peer(0, 5), Peer(5, 16)
@@ -330,6 +333,7 @@ def test_closing_wakes_every_thread_that_waits():
                 one.result(TIMEOUT)
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_a_wait_also_if_another_thread_is_at_the_sockets():
     """The thread looks for signals by itself in a million seconds: it is woken."""
     free = threading.Event()
@@ -444,6 +448,7 @@ def run(peer, program, timeout=TIMEOUT):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_child_of_a_fork_exits_as_any_other_while_a_thread_of_the_parent_waits():
     free = threading.Event()
 
@@ -481,6 +486,7 @@ def test_a_child_of_a_fork_exits_as_any_other_while_a_thread_of_the_parent_waits
     assert found.split() == ["refused"] * 4 + ["7", "fine"]
 
 
+@pytest.mark.slow
 @pytest.mark.combined
 @pytest.mark.parametrize("seconds", [0, 1], ids=["pending", "settled while it ends"])
 @pytest.mark.parametrize("closed", ["", "import atexit; atexit.register(channel.close)"], ids=["open", "closed"])

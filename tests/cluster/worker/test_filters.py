@@ -326,6 +326,7 @@ def test_what_has_no_zeros_is_sent_as_it_is():
     assert counts_of(filter)["gradient_bytes_saved"] == counts_of(filter)["weight_bytes_saved"] == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=rounds(60), deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3]), st.sampled_from([600, 10**6]))
 def test_exact_filters_change_no_bit_whatever_is_lost_and_repeated(seed, key_caching, zeros, loss, key_list_bytes):

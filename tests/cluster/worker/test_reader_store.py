@@ -148,6 +148,7 @@ def test_a_reader_follows_a_failover_while_it_reads():
         assert 1 not in {endpoint.server for endpoint in live.channel.map.endpoints}
 
 
+@pytest.mark.slow
 def test_a_reader_waits_for_the_servers_and_says_how_many_have_joined():
     with scheduler(1) as alone:
         with pytest.raises(DeadlineExceededError, match="0 of 1 servers have joined"):
@@ -159,6 +160,7 @@ def test_a_reader_waits_for_the_servers_and_says_how_many_have_joined():
                 assert [server["rank"] for server in live.cluster()["servers"]] == [0]
 
 
+@pytest.mark.slow
 def test_a_lost_server_and_a_reader_that_was_declared_dead_are_errors_at_once():
     with cluster(2, 1, slots=16, heartbeat=2.0) as made, joined(made.address, 1) as (store,), reader(made) as live:
         table = store.table("t", optimizer=SGD)

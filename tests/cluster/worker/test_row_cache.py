@@ -30,6 +30,7 @@ def same(ours, theirs):
     return ours == theirs
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.sampled_from([1, 8, 9, 30, 100]), st.sampled_from([1, 3, 16]), st.booleans(),
@@ -86,6 +87,7 @@ def test_the_cache_does_what_its_slow_twin_does(seed, room, dim, counted, keys, 
     assert ours.sums == 0
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1))
 def test_every_gradient_leaves_once(seed):
     rng = np.random.default_rng(seed)

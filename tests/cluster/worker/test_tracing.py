@@ -295,6 +295,7 @@ def test_a_message_that_was_lost_is_an_event_of_its_request(spans):
     assert spans.below(request) == []  # this service has no clock
 
 
+@pytest.mark.slow
 def test_the_span_of_a_server_is_in_the_middle_of_the_message_that_it_answered(spans):
     def script(number, asked):
         if number == 1:
@@ -347,6 +348,7 @@ def test_a_call_that_fails_has_its_error_and_so_have_its_requests_without_an_ans
         assert requests[ports[1]].status_code == StatusCode.UNSET
 
 
+@pytest.mark.slow
 def test_a_refused_call_has_the_text_of_the_server(spans):
     with cluster() as made, connect(made.address, consistency=shoal.ASP()) as store:
         table = store.table("t", dim=2, **SGD)
@@ -528,6 +530,7 @@ def set_up(variables):
     return json.loads(in_child(work))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "found"),
     [
@@ -549,6 +552,7 @@ def test_the_environment_chooses_the_exporter_unless_the_program_has(variables, 
     assert set_up(variables) == found
 
 
+@pytest.mark.slow
 def test_an_exporter_for_grpc_that_is_missing_is_named():
     found = set_up({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
     assert found == ["shoal", ["OTLPSpanExporter"]] or "pip install 'opentelemetry-exporter-otlp-proto-grpc'" in found
