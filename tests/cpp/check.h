@@ -134,6 +134,12 @@ inline int run(std::string_view part) {
   static void name();                                                                         \
   [[maybe_unused]] static const bool name##_added = shoal::check::add(__FILE__, #name, name); \
   static void name()
+// A test in which the thread sanitizer would see nothing: it does without.
+#ifdef __SANITIZE_THREAD__
+#define TEST_OF_ONE_THREAD(name) [[maybe_unused]] static void name()
+#else
+#define TEST_OF_ONE_THREAD(name) TEST(name)
+#endif
 #define CHECK_AT (shoal::check::Where{__FILE__, __LINE__})
 #define CHECK(...) shoal::check::expect(static_cast<bool>(__VA_ARGS__), "not true: " #__VA_ARGS__, CHECK_AT)
 #define CHECK_EQ(a, b) shoal::check::expect_equal(a, b, "not equal: " #a " and " #b, CHECK_AT)

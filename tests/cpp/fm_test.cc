@@ -53,7 +53,7 @@ std::vector<double> random_slopes(std::size_t n, std::uint64_t seed) {
 
 }  // namespace
 
-TEST(margins_add_the_inner_product_of_every_pair_to_those_of_logistic_regression) {
+TEST_OF_ONE_THREAD(margins_add_the_inner_product_of_every_pair_to_those_of_logistic_regression) {
   for (const Batch& batch : batches()) {
     const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
     const auto weights = random_floats(batch.keys, 2);
@@ -80,7 +80,7 @@ TEST(margins_add_the_inner_product_of_every_pair_to_those_of_logistic_regression
   }
 }
 
-TEST(the_gradient_adds_slope_times_value_times_what_the_other_entries_sum_to) {
+TEST_OF_ONE_THREAD(the_gradient_adds_slope_times_value_times_what_the_other_entries_sum_to) {
   for (const Batch& batch : batches()) {
     const std::size_t dim = kDims[(batch.columns.size() + 1) % std::size(kDims)];
     const auto factors = random_floats(batch.keys * dim, 3);
@@ -133,7 +133,7 @@ TEST(the_bits_are_the_same_for_every_number_of_threads) {
   }
 }
 
-TEST(a_column_of_factors_does_not_feel_how_many_others_there_are) {
+TEST_OF_ONE_THREAD(a_column_of_factors_does_not_feel_how_many_others_there_are) {
   const Batch batch = random_batch(400, 9, 50, true, Bias::kAlone, 3);
   const std::size_t wide = 23;
   const auto factors = random_floats(batch.keys * wide, 3);
@@ -152,7 +152,7 @@ TEST(a_column_of_factors_does_not_feel_how_many_others_there_are) {
   }
 }
 
-TEST(the_gradient_of_the_factors_is_the_derivative_of_the_weighted_loss) {
+TEST_OF_ONE_THREAD(the_gradient_of_the_factors_is_the_derivative_of_the_weighted_loss) {
   const std::size_t dim = 5;
   const Batch batch = random_batch(50, 5, 20, true, Bias::kAlone, 9);
   const auto labels = random_labels(50, 9);
@@ -180,7 +180,7 @@ TEST(the_gradient_of_the_factors_is_the_derivative_of_the_weighted_loss) {
   }
 }
 
-TEST(an_example_of_one_feature_has_no_interaction_and_its_factors_no_gradient_to_the_bit) {
+TEST_OF_ONE_THREAD(an_example_of_one_feature_has_no_interaction_and_its_factors_no_gradient_to_the_bit) {
   Batch batch;
   batch.columns = {0, 1, 2};
   batch.values = {0.1F, 3e-7F, 1234.567F};
@@ -198,7 +198,7 @@ TEST(an_example_of_one_feature_has_no_interaction_and_its_factors_no_gradient_to
   }
 }
 
-TEST(a_key_that_an_example_has_twice_interacts_with_itself) {
+TEST_OF_ONE_THREAD(a_key_that_an_example_has_twice_interacts_with_itself) {
   Batch batch;
   batch.columns = {0, 0};
   batch.values = {2.0F, 3.0F};
@@ -212,7 +212,7 @@ TEST(a_key_that_an_example_has_twice_interacts_with_itself) {
   CHECK_EQ(g[1], -1.0F * 12.0F);
 }
 
-TEST(arrays_that_do_not_fit_together_are_refused_before_anything_is_written) {
+TEST_OF_ONE_THREAD(arrays_that_do_not_fit_together_are_refused_before_anything_is_written) {
   const Batch batch = random_batch(40, 9, 50, true, Bias::kAlone, 1);
   const std::size_t dim = 3;
   const auto weights = random_floats(batch.keys, 1);

@@ -82,7 +82,7 @@ bool near(float got, double want, double size) {
 
 }  // namespace
 
-TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_weighted_rows) {
+TEST_OF_ONE_THREAD(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_weighted_rows) {
   for (const Pooling pooling : kPoolings) {
     for (const Batch& batch : all_bags()) {
       const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
@@ -118,7 +118,7 @@ TEST(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_weighted_rows) {
   }
 }
 
-TEST(the_gradient_of_a_key_is_the_sum_over_its_places) {
+TEST_OF_ONE_THREAD(the_gradient_of_a_key_is_the_sum_over_its_places) {
   for (const Pooling pooling : kPoolings) {
     for (const Batch& batch : all_bags()) {
       const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
@@ -147,7 +147,7 @@ TEST(the_gradient_of_a_key_is_the_sum_over_its_places) {
 }
 
 // By differences of the pooled rows in float64: the derivative of <y_i, g_i> by x_e.
-TEST(the_gradient_of_a_value_is_that_of_its_bag) {
+TEST_OF_ONE_THREAD(the_gradient_of_a_value_is_that_of_its_bag) {
   constexpr double kStep = 1e-5;
   for (const Pooling pooling : kPoolings) {
     for (const Batch& batch : all_bags()) {
@@ -196,7 +196,7 @@ TEST(the_gradient_of_a_value_is_that_of_its_bag) {
   }
 }
 
-TEST(a_bag_whose_divisor_is_0_gives_zeros) {
+TEST_OF_ONE_THREAD(a_bag_whose_divisor_is_0_gives_zeros) {
   Batch batch;
   batch.columns = {0, 1};
   batch.indptr = {0, 2};
@@ -220,17 +220,23 @@ TEST(pooling_has_the_same_bits_in_any_number_of_threads) {
       const auto grads = random_floats(batch.size() * dim, 4);
       const auto first = pooled(pooling, batch, rows, dim, *pools()[0]);
       const auto first_gradient = gradient_of(pooling, batch, grads, first.winners, dim, *pools()[0]);
+      std::vector<float> first_values(batch.columns.size());
+      pool_values_gradient(pooling, batch.examples(), rows, grads, first.winners, dim, first_values,
+                           *pools()[0]);
       for (ThreadPool* pool : pools()) {
         const auto again = pooled(pooling, batch, rows, dim, *pool);
         CHECK(same_bits(first.rows, again.rows));
         CHECK(first.winners == again.winners);
         CHECK(same_bits(first_gradient, gradient_of(pooling, batch, grads, first.winners, dim, *pool)));
+        std::vector<float> values(batch.columns.size());
+        pool_values_gradient(pooling, batch.examples(), rows, grads, first.winners, dim, values, *pool);
+        CHECK(same_bits(first_values, values));
       }
     }
   }
 }
 
-TEST(a_nan_is_the_greatest_only_where_it_comes_first) {
+TEST_OF_ONE_THREAD(a_nan_is_the_greatest_only_where_it_comes_first) {
   Batch batch;
   batch.columns = {0, 1, 1, 0};
   batch.indptr = {0, 2, 4};
@@ -241,7 +247,7 @@ TEST(a_nan_is_the_greatest_only_where_it_comes_first) {
   CHECK(out[1] == 1.0F && winners[1] == 2);
 }
 
-TEST(pooling_refuses_what_does_not_fit_together) {
+TEST_OF_ONE_THREAD(pooling_refuses_what_does_not_fit_together) {
   const Batch plain = random_batch(7, 4, 3, false, Bias::kNone, 1);
   const Batch biased = random_batch(7, 4, 3, false, Bias::kAlone, 1);
   ThreadPool& pool = *pools()[0];

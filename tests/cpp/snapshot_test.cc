@@ -163,7 +163,7 @@ std::size_t differing_slots(const Whole& a, const Whole& b) {
   return count;
 }
 
-TEST(slots_are_taken_as_they_were_at_the_moment_whatever_comes_between) {
+TEST_OF_ONE_THREAD(slots_are_taken_as_they_were_at_the_moment_whatever_comes_between) {
   for (const Kind& kind : kinds()) {
     for (const std::size_t slots : {2UL, 16UL, 128UL}) {
       for (const Locks locks : {Locks::kBySlot, Locks::kOne}) {
@@ -220,7 +220,7 @@ std::vector<Bytes> copied(Shard& shard, const Between& between) {
   return all;
 }
 
-TEST(a_copy_is_the_whole_state_of_the_moment_whatever_comes_between) {
+TEST_OF_ONE_THREAD(a_copy_is_the_whole_state_of_the_moment_whatever_comes_between) {
   for (const Kind& kind : kinds()) {
     for (const std::size_t slots : {2UL, 16UL, 128UL}) {
       Store store(kind, slots, 1, Locks::kOne);
@@ -258,7 +258,7 @@ TEST(a_copy_is_the_whole_state_of_the_moment_whatever_comes_between) {
   }
 }
 
-TEST(a_first_save_that_was_given_up_leaves_no_mark) {
+TEST_OF_ONE_THREAD(a_first_save_that_was_given_up_leaves_no_mark) {
   for (const Kind& kind : kinds()) {
     Store saved(kind, 16, 1, Locks::kOne);
     Store plain(kind, 16, 1, Locks::kOne);
@@ -276,7 +276,7 @@ TEST(a_first_save_that_was_given_up_leaves_no_mark) {
   }
 }
 
-TEST(what_is_not_taken_is_let_go_and_the_next_snapshot_is_whole) {
+TEST_OF_ONE_THREAD(what_is_not_taken_is_let_go_and_the_next_snapshot_is_whole) {
   for (const Kind& kind : kinds()) {
     Store store(kind, 16, 1);
     std::mt19937_64 random(3);
@@ -302,7 +302,7 @@ TEST(what_is_not_taken_is_let_go_and_the_next_snapshot_is_whole) {
   }
 }
 
-TEST(the_weights_of_slots_are_those_of_the_moment) {
+TEST_OF_ONE_THREAD(the_weights_of_slots_are_those_of_the_moment) {
   for (const Kind& kind : kinds()) {
     Store store(kind, 16, 2);
     std::mt19937_64 random(3);
@@ -410,7 +410,7 @@ TEST(a_save_that_falls_behind_makes_pushes_wait_and_is_lost_before_memory_is) {
   CHECK_EQ(differing_slots(expected, taken), 0U);
 }
 
-TEST(a_chain_of_deltas_is_what_the_shard_was_at_each_moment) {
+TEST_OF_ONE_THREAD(a_chain_of_deltas_is_what_the_shard_was_at_each_moment) {
   for (const Kind& kind : kinds()) {
     for (const std::size_t slots : {2UL, 64UL}) {
       Store store(kind, slots, 2);
@@ -501,7 +501,7 @@ void lay_over(Weights& base, const Shard& shard, Snapshot& delta, std::uint32_t 
   }
 }
 
-TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
+TEST_OF_ONE_THREAD(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
   for (const Kind& kind : kinds()) {
     for (const std::size_t slots : {2UL, 64UL}) {
       Store store(kind, slots, 2);
@@ -581,7 +581,7 @@ TEST(saves_and_exports_know_each_what_has_changed_since_their_own_last_one) {
   }
 }
 
-TEST(a_delta_holds_little_more_than_what_has_changed) {
+TEST_OF_ONE_THREAD(a_delta_holds_little_more_than_what_has_changed) {
   Store store(kinds()[0], 16, 1);
   std::vector<std::uint64_t> keys(100'000);
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -617,7 +617,7 @@ TEST(a_delta_holds_little_more_than_what_has_changed) {
   CHECK_EQ(changed("all"), keys.size());
 }
 
-TEST(ranges_are_saved_as_a_list_or_as_bits_and_nothing_else_is_taken_for_them) {
+TEST_OF_ONE_THREAD(ranges_are_saved_as_a_list_or_as_bits_and_nothing_else_is_taken_for_them) {
   const Slots cut(8);
   std::mt19937_64 random(2);
   for (const std::size_t rows : {1UL, 1000UL, 100'000UL}) {
@@ -679,7 +679,7 @@ TEST(ranges_are_saved_as_a_list_or_as_bits_and_nothing_else_is_taken_for_them) {
   CHECK_THROWS(DirtyRanges(cut, 12, 2, bytes_of(falling)), "must ascend");
 }
 
-TEST(a_merge_refuses_rows_outside_of_their_ranges_and_sections_of_a_wrong_size) {
+TEST_OF_ONE_THREAD(a_merge_refuses_rows_outside_of_their_ranges_and_sections_of_a_wrong_size) {
   Store store(kinds()[0], 2, 1);
   std::mt19937_64 random(4);
   for (int i = 0; i < 6; ++i) {

@@ -215,7 +215,7 @@ void run_trace(Pair& pair, std::uint64_t seed, std::uint64_t below, int steps) {
 }
 
 TEST(a_tiered_table_equals_one_in_memory_after_any_trace) {
-  for (const std::uint64_t seed : {1U, 2U, 3U}) {
+  for (std::uint64_t seed = 1; seed <= check::rounds(3U); ++seed) {
     Pair wide(adagrad(16), 4, 96 << 10U);
     run_trace(wide, seed, 4000, check::rounds(200));
     CHECK(wide.tiered.tier_stats().value().merges > 0);
@@ -234,7 +234,7 @@ TEST(a_tiered_table_equals_one_in_memory_after_any_trace) {
   CHECK(huge.tiered.tier_stats().value().misses > 0);
 }
 
-TEST(memory_stays_within_its_limit) {
+TEST_OF_ONE_THREAD(memory_stays_within_its_limit) {
   constexpr std::size_t kMemory = 512 << 10U;
   Pair pair(adagrad(16), 8, kMemory);
   for (std::uint64_t first = 0; first < 20000; first += 500) {
@@ -247,7 +247,7 @@ TEST(memory_stays_within_its_limit) {
   CHECK_EQ(pair.tiered.verify(), "");
 }
 
-TEST(a_miss_takes_one_read_and_an_absent_key_hardly_any) {
+TEST_OF_ONE_THREAD(a_miss_takes_one_read_and_an_absent_key_hardly_any) {
   Pair pair(adagrad(16), 16, 2 << 20U);
   for (std::uint64_t first = 0; first < 60000; first += 2000) {
     pair.push(range(first, 2000), 0.5F);
@@ -338,7 +338,7 @@ TEST(slots_are_merged_between_calls_and_the_rows_of_the_last_calls_stay) {
   pair.expect_equal();
 }
 
-TEST(prefetches_that_no_call_uses_are_bounded) {
+TEST_OF_ONE_THREAD(prefetches_that_no_call_uses_are_bounded) {
   constexpr std::size_t kMemory = 256 << 10U;
   Pair pair(adagrad(16), 4, kMemory);
   for (std::uint64_t first = 0; first < 20000; first += 400) {
@@ -357,7 +357,7 @@ TEST(prefetches_that_no_call_uses_are_bounded) {
   pair.expect_equal();
 }
 
-TEST(a_prefetch_of_rows_in_memory_or_of_absent_keys_reads_nothing) {
+TEST_OF_ONE_THREAD(a_prefetch_of_rows_in_memory_or_of_absent_keys_reads_nothing) {
   Pair pair(adagrad(16), 4, 1 << 20U);
   for (std::uint64_t first = 0; first < 20000; first += 400) {
     pair.push(range(first, 400), 0.5F);
@@ -372,7 +372,7 @@ TEST(a_prefetch_of_rows_in_memory_or_of_absent_keys_reads_nothing) {
   CHECK(pair.tiered.tier_stats().value().reads - before <= 20);
 }
 
-TEST(clean_rows_are_dropped_without_a_write) {
+TEST_OF_ONE_THREAD(clean_rows_are_dropped_without_a_write) {
   Pair pair(adagrad(16), 4, 128 << 10U);
   for (std::uint64_t first = 0; first < 4000; first += 200) {
     pair.push(range(first, 200), 0.5F);
@@ -396,7 +396,7 @@ TEST(clean_rows_are_dropped_without_a_write) {
   CHECK(after.misses > before.misses);
 }
 
-TEST(rows_that_are_used_often_stay) {
+TEST_OF_ONE_THREAD(rows_that_are_used_often_stay) {
   Pair pair(adagrad(16), 4, 256 << 10U);
   const auto hot = range(1U << 20U, 100);
   for (std::uint64_t first = 0; first < 20000; first += 100) {
@@ -503,7 +503,7 @@ void damage(const Tier& tier, std::uint64_t offset) {
 // Pages of chunks, in use or free, without the room beyond them.
 std::uint64_t pages_of(const Tier& tier) { return tier.file().end_bytes() / PageFile::kPage; }
 
-TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
+TEST_OF_ONE_THREAD(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   Pair pair(adagrad(16), 2, 64 << 10U);
   for (std::uint64_t first = 0; first < 2000; first += 100) {
     pair.push(range(first, 100), 0.5F);
@@ -547,7 +547,7 @@ TEST(a_flipped_bit_and_a_lost_end_are_found_and_named) {
   CHECK_THROWS(reduce(pair.tiered, Function::kDigest, {}, 0, pair.tiered.slots().count()), "was truncated");
 }
 
-TEST(a_full_disk_changes_nothing) {
+TEST_OF_ONE_THREAD(a_full_disk_changes_nothing) {
   Pair pair(adagrad(16), 2, 64 << 10U);
   for (std::uint64_t first = 0; first < 1000; first += 100) {
     pair.push(range(first, 100), 0.5F);
@@ -581,7 +581,7 @@ TEST(a_full_disk_changes_nothing) {
   pair.expect_equal();
 }
 
-TEST(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
+TEST_OF_ONE_THREAD(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
   std::uint64_t largest = 0;
   {
     Pair pair(adagrad(16), 2, 64 << 10U);
@@ -605,7 +605,7 @@ TEST(the_file_ends_with_its_last_chunk_and_is_gone_with_the_table) {
   CHECK(largest > 0);
 }
 
-TEST(what_a_tiered_table_cannot_have_is_refused) {
+TEST_OF_ONE_THREAD(what_a_tiered_table_cannot_have_is_refused) {
   ThreadPool pool(1);
   const auto make = [&](const TableSpec& spec, std::size_t memory, const std::string& directory) {
     Shard shard(spec, Slots(16), pool);
