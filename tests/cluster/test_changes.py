@@ -284,7 +284,7 @@ def test_a_server_joins_while_a_worker_trains_and_slots_move_to_it(mode: str) ->
         run.wait_for_copies(2)
 
 
-@pytest.mark.parametrize(("mode", "seed"), long_after(2, [("bsp", 31), ("asp", 40), ("bsp", 32)]))
+@pytest.mark.parametrize(("mode", "seed"), long_after(1, [("bsp", 31), ("asp", 40), ("bsp", 32)]))
 def test_servers_are_killed_and_stopped_at_random_moments(
     mode: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from tiers import long_after
         ("agaricus.txt.train.xz", 6_513, 143_286, 3_140),
         ("agaricus.txt.test.xz", 1_611, 35_442, 776),
         pytest.param("ijcnn1.trn.bz2", 49_990, 649_870, 4_853, marks=pytest.mark.long),
-        ("reuters_moneyfx.trn.bz2", 7_770, 339_837, 538),
+        pytest.param("reuters_moneyfx.trn.bz2", 7_770, 339_837, 538, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("num_splits", long_after(1, [3, 1]))

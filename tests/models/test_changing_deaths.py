@@ -97,6 +97,7 @@ def drawn() -> random.Random:
     return random.Random(seed)
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("name", long_but(["batches", "shuffled"], PLANS.keys()))
 @pytest.mark.parametrize("dying", [1, 2])
@@ -168,6 +169,7 @@ def test_a_worker_that_is_told_to_leave_while_it_waits_for_a_dead_one_does_not_r
     assert alone.examples == EPOCHS * EXAMPLES
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("dying", [1, 2])
 @pytest.mark.parametrize("name", long_but(["batches", "early stopping"], PLANS.keys()))
@@ -182,6 +184,7 @@ def test_a_fixed_number_of_workers_learns_from_what_dead_ones_had_left(
     check([found and found._replace(valid=whole[0][0].valid) for found, _ in killed], whole[0][0], 3 - dying, deaths)
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [shoal.ASP(), shoal.SSP(2)], ids=str)
 @pytest.mark.parametrize("span", [(2, 4), 3], ids=["any number", "a fixed number"])

@@ -61,6 +61,7 @@ def cut(batch, parts=7):
         yield shoal.data.rebatch.rows_of(batch, begin, end)
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", long_after(2, [0, 3, 1, 15]))
 @pytest.mark.parametrize(("valued", "weighted"), [(False, False), (True, True)])

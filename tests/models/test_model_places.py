@@ -241,6 +241,7 @@ def test_of_two_saves_that_race_one_is_told_and_the_other_is_whole(
     assert reported(place) == 1
 
 
+@pytest.mark.combined
 @pytest.mark.parametrize("moment", ["before it is put in place", "behind that"])
 def test_a_save_that_comes_between_another_ones_last_steps_is_whole(
     place: StorageDir, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -364,7 +364,7 @@ PLANTED: dict[str, tuple[Plant, float]] = {  # and after which part of a worker'
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_changes_what_a_fit_with_a_replaced_worker_gives(
     name: str,

@@ -17,7 +17,7 @@ from shoal.base.interrupts import terminable
 from shoal.cli import main
 from shoal.models import Checkpointing, EarlyStopping, Model, files
 from shoal.models.fit_checkpoints import FitCheckpointer
-from tiers import long_after
+from tiers import long_after, long_but
 
 BATCH = 50
 
@@ -75,7 +75,7 @@ def learned(model: Model) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FITS)
+@pytest.mark.parametrize("kind", long_but(["lr, shuffled", "lr, sampled", "lr, patient", "fm, with rules"], list(FITS)))
 @pytest.mark.parametrize("stop", long_after(1, [20, 5]))  # within the first pass, and behind it
 def test_a_fit_that_goes_on_has_the_bits_of_one_that_never_stopped(
     log: Path, tmp_path: Path, kind: str, stop: int

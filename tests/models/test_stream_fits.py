@@ -33,6 +33,7 @@ from shoal.models import Callback, Checkpointing, PublishDelta
 from shoal.serve.app import Handler
 from shoal.serve.limits import Limits
 from shoal.serve.versions import ServedVersions
+from tiers import long_after
 
 BATCH, EACH = 20, 130  # examples of a batch, and of a partition
 
@@ -266,7 +267,7 @@ def counted(servers: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("span", "dying"), [(3, 1), (3, 2), ((2, 3), 1)])
+@pytest.mark.parametrize(("span", "dying"), long_after(2, [(3, 2), ((2, 3), 1), (3, 1)]))
 def test_the_parts_of_workers_that_die_are_read_by_the_others(
     servers: str, counted: np.ndarray[Any, Any], span: Span, dying: int
 ) -> None:
@@ -403,7 +404,7 @@ def test_an_endless_fit_counts_each_message_once_over_kills_a_stop_and_a_resume(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("true_starts")
-@pytest.mark.parametrize("is_endless", [True, False])
+@pytest.mark.parametrize("is_endless", long_after(1, [True, False]))
 def test_a_stop_right_after_a_death_waits_for_the_replacement_to_save(
     servers: str, files: list[Path], tmp_path: Path, is_endless: bool
 ) -> None:

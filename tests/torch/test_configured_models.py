@@ -14,7 +14,7 @@ from shoal.torch.models import MODELS  # noqa: E402
 from tiers import long_but  # noqa: E402
 
 LABEL, LABELS = 'label = "click"', 'labels = { ctr = "click", cvr = "conv" }'
-USUAL = ("lr", "deepfm", "bst", "mmoe", "two_tower")
+USUAL = ("lr", "bst", "mmoe", "two_tower")
 SEVERAL, DENSELESS = ("mmoe", "ple", "esmm"), ("lr", "fm", "fwfm")
 
 

@@ -435,6 +435,7 @@ def test_a_table_gets_one_step_however_many_modules_and_calls_use_it(store, name
     np.testing.assert_allclose(learned, adagrad_of_torch([2, 4, 1, 1, 0, 0, 0, 0]), rtol=1e-6)
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("modules", [1, 2], ids=["called twice", "two modules"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])

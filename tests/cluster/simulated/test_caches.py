@@ -26,6 +26,7 @@ PLANS = {
 }
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("local_steps", [False, True])
 @pytest.mark.parametrize("name", PLANS)

@@ -62,6 +62,7 @@ def test_a_job_of_workers_that_live(mode):
         assert "the job has ended" in cluster.membership.notes
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("zombies", [False, True])
 @pytest.mark.parametrize("mode", MODES)

@@ -71,6 +71,7 @@ def forgetful(slots, arcs):
     return _core.Endpoint(slots, arcs, key_list_bytes=700)
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("deaths", [0, 2])
@@ -85,6 +86,7 @@ def test_exact_filters_keep_every_promise(mode, deaths):
     assert min(counts[name] for name in ("lists_named", "lists_lost", "gradient_bytes_saved", "weight_bytes_saved")) > 0
 
 
+@pytest.mark.combined
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("plan", MOVES)
