@@ -12,6 +12,8 @@ BIN := .venv/bin
 STAMPS := .venv/stamps
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+# Python compiles what it imports; pip would compile all modules, which takes a minute and a half.
+INSTALL := $(PIP) install --no-compile
 OUTSIDE := $(PATH)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
@@ -26,7 +28,7 @@ PYX := $(shell find python/shoal -name '*.pyx' -o -name '*.pxi' 2>/dev/null)
 
 say = @printf '==> %s\n'
 
-.PHONY: help demo test install wheel check-wheels lint format types cpp py fast slow long ray-versions sim asan tsan thread-safety fuzz fuzz-corpus docs bench clean
+.PHONY: help demo test prepare install wheel check-wheels lint format types cpp py fast slow long ray-versions sim asan tsan thread-safety fuzz fuzz-corpus docs bench clean
 
 help:
 	@echo 'make demo    build, install into .venv, train on a synthetic click log, draw the learning curve into build/demo'
@@ -61,12 +63,12 @@ $(STAMPS)/build-tools: requirements/build.txt $(STAMPS)/venv
 	@for compiler in "$${CXX:-c++}" g++ clang++; do command -v $$compiler >/dev/null && exit; done; \
 	    echo 'No C++ compiler: install g++ >= 12 or clang >= 14, or set CXX' >&2; exit 1
 	$(say) '.venv: build tools'
-	@$(PIP) install -r requirements/build.txt
+	@$(INSTALL) -r requirements/build.txt
 	@touch $@
 
 $(STAMPS)/dev-tools: requirements/dev.txt $(STAMPS)/build-tools
 	$(say) '.venv: test tools'
-	@$(PIP) install -r requirements/dev.txt
+	@$(INSTALL) -r requirements/dev.txt
 	@touch $@
 
 # A missing torch is no failure: the tests that compare with it skip, and say so.
@@ -75,7 +77,7 @@ $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev-tools
 	@plan=$$($(BIN)/python -m pip install --dry-run --no-input -r requirements/torch.txt 2>&1); \
 	case "$$plan" in \
 	    *'Would install'*nvidia-*) echo '    left out: only a CUDA build is on offer here (requirements/torch.txt has the command for a CPU build)' ;; \
-	    *'Would install'*) $(PIP) install -r requirements/torch.txt || echo '    left out: pip could not install it' ;; \
+	    *'Would install'*) $(INSTALL) -r requirements/torch.txt || echo '    left out: pip could not install it' ;; \
 	    *'already satisfied'*) ;; \
 	    *) echo '    left out: pip finds no torch for this machine' ;; \
 	esac
@@ -87,14 +89,21 @@ $(STAMPS)/prometheus: tools/get_prometheus $(STAMPS)/build-tools
 	@tools/get_prometheus .venv || true
 	@touch $@
 
-$(STAMPS)/install: $(PACKAGE) $(STAMPS)/build-tools
-	$(say) 'building and installing shoal into .venv'
-	@$(PIP) install --no-build-isolation '.[plot]'
+$(STAMPS)/wheel: $(PACKAGE) $(STAMPS)/build-tools
+	$(say) 'building shoal'
+	@rm -rf build/wheel
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@touch $@
+
+$(STAMPS)/install: $(STAMPS)/wheel
+	$(say) 'installing shoal into .venv'
+	@$(INSTALL) --no-deps --force-reinstall build/wheel/shoal-*.whl
+	@$(INSTALL) 'shoal[plot]'
 	@touch $@
 
 $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dev-tools
 	$(say) '.venv: documentation tools'
-	@$(PIP) install -r requirements/docs.txt
+	@$(INSTALL) -r requirements/docs.txt
 	@touch $@
 
 install: $(STAMPS)/install
@@ -103,7 +112,7 @@ install: $(STAMPS)/install
 
 $(STAMPS)/wheel-tools: requirements/wheels.txt requirements/clang.txt $(STAMPS)/build-tools
 	$(say) '.venv: tools for wheels'
-	@$(PIP) install -r requirements/wheels.txt
+	@$(INSTALL) -r requirements/wheels.txt
 	@touch $@
 
 wheel: $(STAMPS)/wheel-tools
@@ -122,9 +131,17 @@ demo: $(STAMPS)/install
 
 # ---- tests ----
 
+# Compilers work while pip fetches what the tests need.
+prepare: $(STAMPS)/build-tools
+	@mkdir -p build; trap 'trap - INT TERM; kill 0' INT TERM; \
+	$(MAKE) $(STAMPS)/wheel >build/wheel.log 2>&1 & building=$$!; \
+	$(MAKE) $(STAMPS)/torch $(STAMPS)/prometheus; status=$$?; \
+	wait $$building || status=$$?; \
+	cat build/wheel.log; exit $$status
+
 # The types are checked, by one thread, beside the tests; a shell has what is in the background ignore Ctrl-C, so that ends
 # it.
-test: $(STAMPS)/install $(STAMPS)/torch $(STAMPS)/prometheus
+test: prepare $(STAMPS)/install
 	@start=$$(date +%s); failed=; mkdir -p build; \
 	$(MAKE) lint || failed="$$failed lint"; \
 	trap 'trap - INT TERM; kill 0' INT TERM; \
@@ -192,7 +209,7 @@ $(PRESETS:%=cpp-%): cpp-%: compile-%
 
 $(STAMPS)/clang: requirements/clang.txt $(STAMPS)/build-tools
 	$(say) '.venv: clang'
-	@$(PIP) install -r requirements/clang.txt
+	@$(INSTALL) -r requirements/clang.txt
 	@touch $@
 
 # `zig c++` would write objects: this is the clang inside, with the headers of the system's library of C++. It reads the
@@ -269,7 +286,7 @@ fuzz_parsers = env LD_PRELOAD="$$($(BIN)/python -c 'import atheris; print(atheri
 
 $(STAMPS)/fuzz: $(PACKAGE) requirements/fuzz.txt $(STAMPS)/dev-tools
 	$(say) 'building shoal for the fuzzer ($(FUZZ))'
-	@$(PIP) install -r requirements/fuzz.txt
+	@$(INSTALL) -r requirements/fuzz.txt
 	@CXX=$(FUZZ_CXX) $(PIP) install --no-deps --no-build-isolation --upgrade --target $(FUZZ)/site \
 	    --config-settings=build-dir=$(FUZZ)/objects \
 	    --config-settings=cmake.define.SHOAL_SANITIZE=fuzzer-no-link,$(FUZZ_CHECKS) .
@@ -325,7 +342,7 @@ docs: $(STAMPS)/docs $(STAMPS)/install $(STAMPS)/torch
 
 # Peers that cannot be installed are left out by their benchmarks, which say so.
 bench: $(STAMPS)/install $(STAMPS)/torch compile-release
-	@$(PIP) install -r requirements/bench.txt || true
+	@$(INSTALL) -r requirements/bench.txt || true
 	@set -e; for script in bench/bench_*.py; do printf '==> %s\n' "$$script"; $(BIN)/python "$$script"; done
 	$(say) 'bench/test_calls.py'
 	@$(BIN)/python -m pytest --quiet --timeout 600 bench/test_calls.py
