@@ -76,7 +76,7 @@ TEST(callers_at_once_leave_a_table_whole_and_within_its_budget) {
         callers.emplace_back([&, t] {
           std::mt19937_64 random(t);
           ThreadPool own(1);
-          for (std::uint32_t clock = 0; clock < 30; ++clock) {
+          for (std::uint32_t clock = 0; clock < check::rounds(30U); ++clock) {
             std::vector<std::uint64_t> keys(3000);
             for (auto& key : keys) {
               key = random() % (random() % 2 == 0 ? 500 : 50000);

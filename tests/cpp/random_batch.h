@@ -125,7 +125,8 @@ inline std::vector<Batch> batches() {
   std::uint64_t seed = 1;
   for (const bool valued : {false, true}) {
     for (const Bias bias : {Bias::kNone, Bias::kAlone, Bias::kAlsoAnEntry}) {
-      const bool all_sizes = !check::kIsSanitized || valued == (bias == Bias::kAlsoAnEntry);
+      const bool all_sizes =
+          !check::kIsSanitized || (valued ? bias == Bias::kAlsoAnEntry : bias == Bias::kNone);
       for (const auto& [examples, longest, keys] : {std::array<std::size_t, 3>{0, 1, 3},
                                                     {1, 0, 1},
                                                     {1, 39, 100},
