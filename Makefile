@@ -134,8 +134,8 @@ demo: $(STAMPS)/install
 # Compilers work while pip fetches what the tests need.
 prepare: $(STAMPS)/build-tools
 	@mkdir -p build; trap 'trap - INT TERM; kill 0' INT TERM; \
-	$(MAKE) $(STAMPS)/wheel >build/wheel.log 2>&1 & building=$$!; \
-	$(MAKE) $(STAMPS)/torch $(STAMPS)/prometheus; status=$$?; \
+	$(MAKE) -s $(STAMPS)/wheel >build/wheel.log 2>&1 & building=$$!; \
+	$(MAKE) -s $(STAMPS)/torch $(STAMPS)/prometheus; status=$$?; \
 	wait $$building || status=$$?; \
 	cat build/wheel.log; exit $$status
 
