@@ -44,14 +44,17 @@ std::unique_ptr<Endpoint> make_service(std::size_t first, std::size_t end, Mode 
 
 // Two services and a client with a background thread.
 struct World {
-  explicit World(unsigned lost = 0, Mode mode = Mode::kAsp)
+  explicit World(unsigned lost = 0, Mode mode = Mode::kAsp, client::Seconds resend_after = 0.02)
       : first(make_service(0, 8, mode)),
         second(make_service(8, kSlots, mode)),
         zmq({first.get(), second.get()}, lost) {
     client = std::make_unique<Client>(
         MemoryZmq::functions(), nullptr, client::WorkerIdentity{.rank = 0, .incarnation = 1, .job = kJob},
         client::SlotMap(1, {{"memory://0", 0}, {"memory://1", 1}}, {{0, 8, 0}, {8, kSlots, 1}}),
-        client::Policy{.resend_after = 0.02, .longest = 0.1, .deferred_after = 0.1, .pause = 0.001},
+        client::Policy{.resend_after = resend_after,
+                       .longest = std::max(0.1, resend_after),
+                       .deferred_after = 0.1,
+                       .pause = 0.001},
         mode == Mode::kBsp, client::ClientOptions{.timeout = kLong});
     background = std::thread([this] {
       while (client->wait_for_work()) {
@@ -123,7 +126,7 @@ void eventually(auto condition) {
 }  // namespace
 
 TEST(a_worker_pushes_and_pulls) {
-  World world;
+  World world(0, Mode::kAsp, kLong);
   const auto rows = std::make_shared<Arrays>(range_of(40));
   settle(*world.client, push(*world.client, rows));
   const auto read = std::make_shared<Arrays>(range_of(40));
