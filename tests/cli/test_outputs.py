@@ -51,7 +51,8 @@ def test_every_kind_of_manifest_protects_its_directory():
 
 @pytest.mark.parametrize("more", [[], ["--overwrite"]])
 @pytest.mark.parametrize("output", ["in.libsvm", "./in.libsvm", "link", "hard", "~/in.libsvm"])
-def test_no_command_writes_over_the_data_that_it_reads(output, more, capsys, monkeypatch):
+def test_no_command_writes_over_the_data_that_it_reads(output, more, capsys, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("fonts")))  # else kept at home when first needed
     monkeypatch.setenv("HOME", os.getcwd())
     os.symlink("in.libsvm", "link")
     os.link("in.libsvm", "hard")
