@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/parse_options.hpp>
 #include <boost/system/error_code.hpp>
@@ -260,8 +261,34 @@ text::Cursor take_keys(text::Cursor begin, text::Cursor end, ExampleBuilder& int
   std::array<std::uint64_t, 64> keys;
   std::size_t count = 0;
   text::Cursor taken = begin;
-  for (text::Cursor p = behind_blanks(begin, end); begins_number(p);) {
-    if (text::read_key(p, end, keys[count]) != text::Fault::kGood) {
+  const auto put = [&](std::uint64_t key, text::Cursor next) {
+    keys[count] = key;
+    taken = next;
+    if (++count == keys.size()) {
+      into.keys(keys);
+      count = 0;
+    }
+  };
+  // Keys of less than eight digits, with a comma and at most a space between them.
+  const auto short_keys = [&](text::Cursor p) {
+    while (end - p >= 16) {
+      const std::uint64_t word = text::load8(p) ^ 0x3030303030303030U;
+      const int digits = std::countr_zero(text::others_than_digits(word)) >> 3;
+      if (digits == 0 || digits == 8 || p[digits] != ',' || (*p == '0' && digits > 1)) {
+        break;
+      }
+      const text::Cursor next = p + digits + (p[digits + 1] == ' ' ? 2 : 1);
+      if (!text::is_digit(*next)) {
+        break;
+      }
+      put(text::number_of_digits(word, digits), next);
+      p = next;
+    }
+    return p;
+  };
+  for (text::Cursor p = behind_blanks(begin, end); begins_number(p = short_keys(p));) {
+    std::uint64_t key = 0;
+    if (text::read_key(p, end, key) != text::Fault::kGood) {
       break;
     }
     p = behind_blanks(p, end);
@@ -271,11 +298,7 @@ text::Cursor take_keys(text::Cursor begin, text::Cursor end, ExampleBuilder& int
     if (*p == ',' && !begins_number(p = behind_blanks(p + 1, end))) {
       break;
     }
-    taken = p;
-    if (++count == keys.size()) {
-      into.keys(keys);
-      count = 0;
-    }
+    put(key, p);
   }
   into.keys(std::span(keys).first(count));
   return taken;

@@ -96,6 +96,15 @@ inline Fault read_number(Cursor& cursor, Cursor end, float& out) noexcept {
   return fault;
 }
 
+// The number that the first 1 to 8 digits of a word make: digits without the bits of '0', the first one lowest.
+inline std::uint64_t number_of_digits(std::uint64_t word, int count) noexcept {
+  word <<= 64 - 8 * count;  // the digits before the first are zeros
+  word = word * 10 + (word >> 8);
+  return ((word & 0x000000ff000000ffU) * 0x000f424000000064U +
+          ((word >> 16) & 0x000000ff000000ffU) * 0x0000271000000001U) >>
+         32;
+}
+
 // Digits as an unsigned number, the first eight in parallel (SWAR): kKeyText, kKeyRange.
 inline Fault read_key(Cursor& cursor, Cursor end, std::uint64_t& out) noexcept {
   const Cursor first = cursor;
@@ -107,11 +116,7 @@ inline Fault read_key(Cursor& cursor, Cursor end, std::uint64_t& out) noexcept {
     if (count == 0) {
       return Fault::kKeyText;
     }
-    word <<= 64 - 8 * count;  // the digits before the first are zeros
-    word = word * 10 + (word >> 8);
-    key = ((word & 0x000000ff000000ffU) * 0x000f424000000064U +
-           ((word >> 16) & 0x000000ff000000ffU) * 0x0000271000000001U) >>
-          32;
+    key = number_of_digits(word, count);
     p += count;
   }
   for (; is_digit(*p); ++p) {

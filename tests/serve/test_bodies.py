@@ -181,13 +181,18 @@ def test_a_body_of_arrow_is_read_as_the_table(of_parquet):
 
 
 NUMBERS = ["0", "7", "07", "1234567", "12345678", "123456789", "9" * 19, f"{2**64 - 1}", f"{2**64}", "-1", "1.0", "1e3"]
-MARKS = [",", ",", ",", ",", " ", "\n", "\t\r", "]", "[", '"5"', "null", "x"]
+MARKS = [",", ",", ",", ", ", ", ", ",  ", " ", "\n", "\t\r", "]", "[", '"5"', "null", "x"]
 
 
 @pytest.mark.slow
 @settings(max_examples=rounds(1000))
 @given(st.lists(st.tuples(st.sampled_from(NUMBERS), st.sampled_from(MARKS)).map("".join), max_size=8).map("".join))
 @example(",".join(["123456"] * 200))
+@example(", ".join(["0", "7", "1234567", "12345678", "123456789"] * 30))
+@example("1, 07, 5, 6, 7, 8, 9")
+@example("1, 0, 00, 6, 7, 8, 9")
+@example("1,2, , 3, 4, 5, 6, 7")
+@example("1, 2.5, 3, 4, 5, 6, 7")
 @example("1 2")
 @example("1,")
 @example(",".join(["1"] * 64))
