@@ -82,6 +82,7 @@ class LiveModel(Reloadable):
         self._click: LiveClickModel | None = None  # the predictor, if it is a click model
         self._wake = threading.Event()
         self._store, self._now = self._made()
+        self._former: Store | None = None  # whose connection was lost
         self._watcher = threading.Thread(target=self._run, name="shoal-serve-live", daemon=True)
         self._watcher.start()
 
@@ -126,12 +127,13 @@ class LiveModel(Reloadable):
                 why = error
             try:
                 before = self._store
-                self._store, self._now = self._made()  # one after the other: requests use the second alone
+                self._store, self._now = self._made()  # one after the other: new requests use the second alone
             except Exception as error:
                 self._has_failed("the tables cannot be read, the model is", error)
                 raise
             self._has_reloaded("connected again, after: %s", " ".join(str(why).split()))
-            before.close()
+            self._release_former()
+            self._former = before  # of requests that have begun: they say why it fails
             return True
 
     def _read_again(self) -> bool:
@@ -169,4 +171,9 @@ class LiveModel(Reloadable):
         super().close()
 
     def _release(self) -> None:
+        self._release_former()
         self._store.close()
+
+    def _release_former(self) -> None:
+        if self._former is not None:
+            self._former.close()
