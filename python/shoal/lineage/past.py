@@ -6,7 +6,7 @@ Threads: the caller's.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from itertools import zip_longest
@@ -23,8 +23,6 @@ from shoal.models import files
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
 from shoal.tools.load import load
-
-Progress = Callable[[str], None]  # told what happens, line by line
 
 
 class OfWorker(NamedTuple):

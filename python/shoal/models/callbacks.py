@@ -61,8 +61,9 @@ class FitProgress:
 
     def examples_of_all(self) -> int:
         """Return the examples that all workers have learned from; for the worker that leads, within a pass."""
-        alone = self.model.store.num_workers == 1 or self._fit_state is None
-        return self.examples if alone or self._fit_state is None else self._fit_state().examples
+        if self._fit_state is None or self.model.store.num_workers == 1:
+            return self.examples
+        return self._fit_state().examples
 
     @property
     def metrics(self) -> Metrics:

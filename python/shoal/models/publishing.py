@@ -43,7 +43,7 @@ class PublishDelta(Callback):
     Raises
     ------
     ValueError
-        A number is out of range.
+        A number is out of range; or, when a fit begins, it is one of several workers under SSP or ASP.
 
     Notes
     -----
