@@ -39,7 +39,7 @@ def main() -> None:
     """Measure and print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=float, default=1e7)
-    parser.add_argument("--examples", type=int, default=50_000)
+    parser.add_argument("--examples", type=int, default=1_000)
     parser.add_argument("--dtype", nargs="+", default=["float32", "float16"])
     parser.add_argument("--processes", type=int, default=0, help="measure the memory of so many at once")
     options = parser.parse_args()
