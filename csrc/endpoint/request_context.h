@@ -42,7 +42,11 @@ struct RequestContext {
 
   WorkerId worker() const noexcept { return {.job = header.job, .rank = header.worker}; }
   WriteId write() const noexcept {
-    return {.worker = worker(), .sequence = header.sequence, .table = header.table, .clock = header.clock};
+    return {.worker = worker(),
+            .sequence = header.sequence,
+            .table = header.table,
+            .clock = header.clock,
+            .step = header.op == wire::Op::kPush ? header.aux : 0};
   }
   WriteRows rows() const noexcept {
     return {.hashes = hashes, .values = floats, .counts = counts, .is_whole = is_whole()};

@@ -126,6 +126,10 @@ Outcome push(ServiceState& state, RequestContext& request, ServedTable& table) {
     state.arcs.push(request.write(), request.rows(), dim, state.cut, request.received, request.changed);
   };
   if (state.arcs.mode(header.job) == Mode::kBsp) {
+    if (header.aux != 0) {
+      return bad_request("a push of a job under BSP is no step of its own: send it without a step, got " +
+                         std::to_string(header.aux));
+    }
     if (auto refusal = check_pending(state, request, dim)) {
       return *std::move(refusal);
     }

@@ -39,6 +39,7 @@ struct WriteId {
   std::uint64_t sequence = 0;
   std::uint32_t table = 0;
   std::uint32_t clock = 0;
+  std::uint32_t step = 0;  // of a push that is applied at once: the step that it is; 0: the arc's next one
 };
 
 struct WriteRows {

@@ -169,6 +169,9 @@ void Arc::step_rows(const WriteId& write, Table& table, const SlotSlices& slices
                     DedupWindow& dedup) {
   const std::uint64_t number = table.shard->step();
   std::size_t stepped = 0;
+  if (write.step != 0) {
+    table.shard->set_step(write.step - 1);
+  }
   try {
     const OccurrenceCounts occurrences{.counts = rows.counts,
                                        .clock = store_clock(write.worker.job, write.table, write.clock)};
@@ -177,6 +180,7 @@ void Arc::step_rows(const WriteId& write, Table& table, const SlotSlices& slices
     } else {
       table.shard->push(slices, rows.values, occurrences, &stepped, nullptr, &workspace_->shard);
     }
+    table.shard->set_step(std::max(number, table.shard->step()));
   } catch (const std::bad_alloc&) {
     // Record where it stopped: when it is sent again, it continues there, as the same step.
     table.shard->set_step(number);
@@ -189,6 +193,9 @@ void Arc::step_rows(const WriteId& write, Table& table, const SlotSlices& slices
     if (stepped < hashes.size() && offsets[index_of(slots_.of(hashes[stepped])) - first_] < stepped) {
       dedup.set_partial_push(write.sequence, hashes[stepped]);
     }
+    throw;
+  } catch (...) {
+    table.shard->set_step(std::max(number, table.shard->step()));
     throw;
   }
 }

@@ -207,7 +207,8 @@ Status replay(const wire::Decoded& request, std::size_t end_slot, ArcGroup& arcs
                     .write = {.worker = {.job = header.job, .rank = header.worker},
                               .sequence = header.sequence,
                               .table = header.table,
-                              .clock = header.clock}};
+                              .clock = header.clock,
+                              .step = header.op == Op::kPush ? header.aux : 0}};
   Status status = Status::kInternal;
   try {
     status = replayed.execute();

@@ -233,14 +233,14 @@ def replay(options: Replay) -> Answer:
     from shoal.cluster.launch.local_cluster import launch
     from shoal.consistency import ASP
     from shoal.lineage import replay as replayed
-    from shoal.lineage.order import servers_for
+    from shoal.lineage.order import slots_of
     from shoal.storage.open import open_dir
 
     with contextlib.ExitStack() as held:
         store = None
         if options.servers is not None:
-            threads, slots = servers_for(open_dir(options.record), options.servers)
-            store = held.enter_context(launch(options.servers, consistency=ASP(), server_threads=threads, slots=slots))
+            slots = slots_of(open_dir(options.record))
+            store = held.enter_context(launch(options.servers, consistency=ASP(), slots=slots))
         made = replayed(
             options.record,
             options.output,

@@ -31,22 +31,15 @@ class Message(NamedTuple):
     number: int
 
 
-def servers_for(place: StorageDir, servers: int) -> tuple[int, int]:
-    """Return how many threads each of so many servers needs, so that they have the arcs of a record, and its slots."""
+def slots_of(place: StorageDir) -> int:
+    """Return the number of slots of the fit that a record is of."""
     record = order_record.read(place)
     name = order_record.file_of(record.divisions[0].number if record.divisions else 1, 0)
     try:
         segment, _ = order_record.decode(place.read(name), place.address(name))
     except FileNotFoundError:
         raise CorruptionError(f"{place.address(name)} is missing: the record is incomplete") from None
-    threads = len({endpoint for _, _, endpoint in segment.arcs})
-    if threads % servers:
-        fitting = ", ".join(str(one) for one in range(1, threads + 1) if threads % one == 0)
-        raise ValueError(
-            f"the servers of the fit had {threads} threads, whose arcs count their steps, and {servers} servers cannot "
-            f"have as many: pass --servers {fitting}, or leave it out"
-        )
-    return threads // servers, segment.slots
+    return segment.slots
 
 
 class RecordedOrder:

@@ -77,8 +77,8 @@ def replay(
         A checkpoint of the recorded fit to begin with, such as ``model/kept-000000080000``. Default: the model before
         its first batch, which the record has.
     store : Store, optional
-        Where the rows are meanwhile: of any number of servers, with one worker, under ASP, without tables. Default: a
-        local store.
+        Where the rows are meanwhile: of any number of servers, with as many slots as that of the fit, one worker, under
+        ASP, without tables, caches and filters. Default: a local store.
     overwrite : bool
         Whether to replace a model that is in ``output``.
     progress : bool, int or float
@@ -128,7 +128,11 @@ def replay(
         order = RecordedOrder(place, described, begin)
         if not order.divisions:
             raise ValueError(f"the record in {place} has no part from {start.examples:,} examples on: {order.why}")
-        _check_store(store, order, place)
+        if order.slots not in (0, store.slots):
+            raise ValueError(
+                f"the record in {place} is of {order.slots} slots, and the store has {store.slots}: pass a store with "
+                f"slots={order.slots}"
+            )
         turns = Turns(order, store, described.workers, str(place))
         files.copy(origin, target)
         files.drop_kept(target)
@@ -164,27 +168,6 @@ def _division_at(record: Record, examples: int, origin: StorageDir) -> int:
             "that the recorded fit has kept"
         )
     return found[-1]  # those before it have learned nothing
-
-
-def _check_store(store: Store, order: RecordedOrder, place: StorageDir) -> None:
-    if order.slots not in (0, store.slots):
-        raise ValueError(
-            f"the record in {place} is of {order.slots} slots, and the store has {store.slots}: pass a store with "
-            f"slots={order.slots}"
-        )
-    arcs = [(first, end) for first, end, _ in store.placement.arcs]
-    if len(arcs) == 1:
-        return
-    if any(len(set(steps)) > 1 for steps in order.steps().values()):
-        raise ValueError(
-            "on servers a replay begins before the first batch, since the arcs have made different numbers of steps at "
-            "a later checkpoint: leave out checkpoint, or replay in a local store (without --servers)"
-        )
-    if arcs != order.arcs:
-        raise ValueError(
-            f"the record in {place} is of {len(order.arcs)} arcs, each of which counts its steps, and the servers of "
-            f"the store have {len(arcs)}: use as many threads of servers as the fit had, or a local store"
-        )
 
 
 class _Run:

@@ -10,10 +10,11 @@ Threads: one for each worker; `Turns` has the lock, also of the store.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NoReturn, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,9 @@ from shoal.table.shard import LocalCalls, LocalShard, PendingAnswers, Shard, pul
 from shoal.table.spec import TableSpec
 from shoal.table.table import Table
 from shoal.user_functions import Description
+
+if TYPE_CHECKING:
+    from shoal.cluster.worker.remote_shard import RemoteShard
 
 _LOOK_SECONDS = 1.0  # after which a thread that waits looks around
 
@@ -83,6 +87,8 @@ class Turns:
         self._pending = [0] * workers
         self._arrived, self._meetings = 0, 0
         self._pool = _core.ThreadPool(1)
+        self._one_computes = threading.Lock()
+        self._computes: int | None = None  # thread
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -130,42 +136,43 @@ class Turns:
             return call
 
     def _execute(self, call: _Call, message: Message) -> None:
-        offsets, shard = call.batch.offsets, call.table.shard
-        ranges = [(message.first, message.end)]
-        if call.is_push and isinstance(shard, LocalShard):
+        ranges = [(message.first, message.end, 0)]
+        if call.is_push:
             ranges = [
-                (max(first, message.first), min(end, message.end))
-                for first, end in self._order.arcs
+                (max(first, message.first), min(end, message.end), arc)
+                for arc, (first, end) in enumerate(self._order.arcs)
                 if first < message.end and message.first < end
             ]
-        for first, end in ranges:
+        offsets = call.batch.offsets
+        for first, end, arc in ranges:
             begin, stop = int(offsets[first]), int(offsets[end])
             if begin == stop:
                 continue
             keys = _core.KeyBatch(_core.unmix(call.batch.hashes[begin:stop]), self.store.slots, self._pool)
             rows = call.rows[begin:stop]
-            if not call.is_push:
-                _wait(shard.pull(keys, rows))
-                continue
-            counts = None if call.counts is None else call.counts[begin:stop]
-            if isinstance(shard, LocalShard):
-                self._step(shard, call.table.name, first, lambda: shard.push(keys, rows, counts))  # noqa: B023
+            if call.is_push:
+                self._push(call.table, arc, keys, rows, None if call.counts is None else call.counts[begin:stop])
             else:
-                _wait(shard.push(keys, rows, counts))
+                _wait(call.table.shard.pull(keys, rows))
         self.waiting -= 1
         call.left -= 1
         if not call.left:
             self._pending[call.rank] -= 1
             self._changed.notify_all()
 
-    def _step(self, shard: LocalShard, table: str, slot: int, push: Callable[[], object]) -> None:
-        """Push with the step of the arc that has a slot; the table's is the greatest."""
-        steps = self._steps[table]
-        arc = next(index for index, (first, end) in enumerate(self._order.arcs) if first <= slot < end)
-        shard.step = steps[arc]
-        push()
-        steps[arc] = shard.step
-        shard.step = max(steps)
+    def _push(self, table: Table, arc: int, keys: _core.KeyBatch, rows: Rows, counts: Counts | None) -> None:
+        """Push as the next step of an arc of the fit, whatever arcs the store has."""
+        steps, shard = self._steps[table.name], table.shard
+        steps[arc] += 1
+        if not isinstance(shard, LocalShard):
+            _wait(cast("RemoteShard", shard).push_as(steps[arc], keys, rows, counts))
+            return
+        most = shard.step
+        shard.step = steps[arc] - 1
+        try:
+            _wait(shard.push(keys, rows, counts))
+        finally:
+            shard.step = max(most, steps[arc])
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -178,7 +185,7 @@ class Turns:
 
     def wait(self, is_due: Callable[[], bool], timeout: float | None = None) -> None:
         """Wait for something that another thread does."""
-        with self._changed:
+        with self._set_aside(), self._changed:
             self._sleeping.append(is_due)
             try:
                 while not is_due():
@@ -216,6 +223,32 @@ class Turns:
         with self._changed:
             self.failed = self.failed or error
             self._changed.notify_all()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Have torch's generator of random numbers within the block, but for the waits: a process has one."""
+        with self._one_computes:
+            self._computes = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._computes = None
+
+    @contextmanager
+    def _set_aside(self) -> Iterator[None]:
+        """Let other threads compute within the block, in which this one waits."""
+        if self._computes != threading.get_ident():
+            yield
+            return
+        torch = sys.modules["torch"]
+        drawn, self._computes = torch.get_rng_state(), None
+        self._one_computes.release()
+        try:
+            yield
+        finally:
+            self._one_computes.acquire()
+            self._computes = threading.get_ident()
+            torch.set_rng_state(drawn)
 
     def _check(self) -> None:
         if self.failed is not None:
@@ -316,6 +349,10 @@ class ReplayStore(Store):
     def tick(self) -> None:
         """Count."""
         self._clock += 1
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Exclude the other workers, which are threads of this process."""
+        return self.turns.computing()
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait for all calls of this worker."""

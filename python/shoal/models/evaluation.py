@@ -56,6 +56,8 @@ def evaluate(found: MeasuredExamples, data: Batch | Iterable[Batch]) -> list[Eva
 def predicted(models: Sequence[Evaluable], batches: Iterable[Batch], found: Examples) -> Examples:
     """Predict all examples with each model, and add them to ``found``, which is returned."""
     first = models[0]
+    for model in models:
+        model.refresh()
     batches = preprocessing.examples_of(batches)
     with closing(begun_early(first.prepared(batches), models, learns=False)) as ready:
         for batch, prepared in ready:

@@ -39,6 +39,10 @@ class Evaluable(Protocol):
     def check_format(self, data: object) -> None:
         """Raise ValueError if the keys of ``data`` stand for other features than those that were learned."""
 
+    def refresh(self) -> None:
+        """Make what it predicts with the newest, apart from rows, which each prediction reads."""
+        return
+
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
         """Prepare each batch, ahead where it is faster; an error of ``batches`` is raised after all earlier batches."""
 
@@ -81,6 +85,11 @@ class Learner(Evaluable, Protocol):
     @property
     def tables(self) -> Sequence[Table]:
         """Its tables."""
+
+    @property
+    def pushed_tables(self) -> Sequence[Table]:
+        """All tables that it pushes to, once it has joined a fit."""
+        return self.tables
 
     @property
     def tolerance(self) -> Tolerance:

@@ -49,6 +49,9 @@ class Predictor(ABC):
     def prepare(self, batch: Batch) -> Prepared:
         """Prepare a batch for `margins`."""
 
+    def refresh(self) -> None:  # noqa: B027
+        """Make what it predicts with the newest, apart from rows, which each prediction reads."""
+
     @abstractmethod
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Prepared]]:
         """Prepare each batch, ahead where it is faster; an error of ``batches`` is raised after all earlier batches."""

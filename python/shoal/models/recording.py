@@ -45,7 +45,7 @@ class Recorder:
         self.every = every
         self._model = model
         self._overwrite = overwrite
-        self._tables = [table.name for table in model.tables]
+        self._tables: list[str] = []  # once the fit has begun
         self._team: Team | None = None
         store = model.store
         self._record = Record(id=secrets.token_hex(8), workers=store.num_workers, consistency=repr(store.consistency))
@@ -66,8 +66,7 @@ class Recorder:
     def check(self, given: FitInput, team: Team, *, resumes: bool) -> None:
         """Raise ValueError if the fit cannot be recorded; nothing is changed. ``resumes``: from a checkpoint."""
         store, reader = self._model.store, given.reader
-        store.log_order(self._tables)
-        store.log_order(())
+        self._check_tables()
         if team.may_change or store.member.is_replacement:
             raise ValueError(
                 "a fit whose number of workers may change, or that replaces a worker, cannot be recorded: pass one "
@@ -84,16 +83,10 @@ class Recorder:
                 f"worker {store.rank} of {store.num_workers} reads split {split[0]} of {split[1]}, and a replay reads "
                 "one split a worker: pass reader.split(store.rank, store.num_workers)"
             )
-        for table in self._model.tables:
-            if table.spec.keeps_clock:
-                raise ValueError(
-                    f"table {table.name!r} has rules of admission or expiry, or a schedule, which depend on the clocks "
-                    "of all workers and not on the order alone: leave them out, or record (--record)"
-                )
         if not self._model.has_order:
             raise ValueError(
-                "the fit of a click model cannot be recorded: leave out record (--record), or train under BSP, where a "
-                "fit is the same each time"
+                "the workers sum the gradients of the dense part, in an order that is not that of pushes: pass "
+                'dense="servers" ([train] dense in a configuration), or leave out record (--record)'
             )
         if not team.leads or resumes:
             return
@@ -103,6 +96,19 @@ class Recorder:
             )
         if self.directory.version(RECORD_FILE) is None and (self.directory.names() or self.directory.subdirectories()):
             raise ValueError(f"{self.directory} has files that are no record of a fit: choose another directory")
+
+    def _check_tables(self) -> None:
+        """Take note of the tables that are recorded; raise ValueError if the order of one is not all that counts."""
+        tables, store = self._model.pushed_tables, self._model.store
+        self._tables = [table.name for table in tables]
+        store.log_order(self._tables)
+        store.log_order(())
+        for table in tables:
+            if table.spec.keeps_clock:
+                raise ValueError(
+                    f"table {table.name!r} has rules of admission or expiry, or a schedule, which depend on the clocks "
+                    "of all workers and not on the order alone: leave them out, or record (--record)"
+                )
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -124,6 +130,7 @@ class Recorder:
     def start(self, team: Team, save: Callable[[StorageDir], None]) -> None:
         """Begin the record: the leader saves the model as it is before its first batch. Waits for all workers."""
         self._team, store = team, self._model.store
+        self._check_tables()  # that of a dense part has come
         if team.leads:
             self.directory.clear()
             self.directory.make()

@@ -14,7 +14,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
@@ -113,6 +113,10 @@ class Store(StoreFiles):
     def placement(self) -> Placement:
         """Where the rows are."""
         return Placement(0, [(0, self._slots, 0)])
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return a block in which no other worker computes, where workers are threads that share a generator."""
+        return nullcontext()
 
     def log_order(self, tables: Sequence[str]) -> None:
         """Keep, from now on, where servers execute the pulls and pushes of these tables; without tables no more.

@@ -44,7 +44,7 @@ from shoal.models.team import Team, Tolerance
 from shoal.optim import Optimizer
 from shoal.store.base import Store
 from shoal.table.table import Table
-from shoal.torch.dense_part import DenseSharing, MakeOptimizer, dense_part
+from shoal.torch.dense_part import AllReduced, DenseSharing, MakeOptimizer, dense_part
 from shoal.torch.finite import GRADIENT_LIMIT, are_finite, overflow
 from shoal.torch.inputs import Inputs
 from shoal.torch.losses import Loss
@@ -172,8 +172,8 @@ class ClickModel(SavedClickModel):
 
     @property
     def has_order(self) -> bool:
-        """False: workers in one process would share the random numbers of torch."""
-        return False
+        """Whether all steps of the dense part are in the order of pulls and pushes: not those of an all-reduce."""
+        return not isinstance(self._dense, AllReduced)
 
     def refresh(self) -> None:
         """Make the module's dense parameters the newest ones."""
@@ -198,7 +198,6 @@ class ClickModel(SavedClickModel):
 
     def prepared(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Inputs]]:
         """Arrange each batch, and sort the keys of the models' lookups, in the background."""
-        self.refresh()
         examples = preprocessing.examples_of(batches)
         given, self._rows_ahead = self._rows_ahead, []
         self._pipeline = pipeline = Pipeline(
@@ -235,7 +234,7 @@ class ClickModel(SavedClickModel):
 
     def learn(self, batch: Batch, prepared: Inputs, seen: StreamMetrics) -> float:
         """Predict, count into ``seen``, learn; return the sum of the losses by weight."""
-        with torch.random.fork_rng(devices=[]):
+        with self._store.computing(), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self._draw)
             return self._learn(batch, prepared, seen)
 
@@ -419,7 +418,7 @@ class ClickModel(SavedClickModel):
             return
         rule = plateau or Plateau()
         self._dense.steps.scale_rate(scale, rule)
-        scale_rates((*self._tables, *self._dense.tables), scale, rule)
+        scale_rates(self.pushed_tables, scale, rule)
         self._has_scaled_rates = scale != 1.0
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:

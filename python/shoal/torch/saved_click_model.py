@@ -56,10 +56,15 @@ class SavedClickModel(ClickPredictor):
     _pipeline: Pipeline | None  # that learning reads from
     _rows_ahead: list[list[torch.Tensor]]  # of the fit that is resumed
 
+    @property
+    def pushed_tables(self) -> Sequence[Table]:
+        """The tables of the sparse parts, and that of a dense part on servers."""
+        return (*self._tables, *self._dense.tables)
+
     def save_weights(self, folder: StorageDir) -> None:
         """Write tables and tower into a new folder, without waiting for the disk."""
         self._store.flush()
-        tables = (*self._tables, *self._dense.tables)
+        tables = self.pushed_tables
         self._store.save(folder, tables=[table.name for table in tables], durable=False)
         with folder.create(_TOWER, durable=False) as file:
             file.write(self._tower())

@@ -197,6 +197,18 @@ class RemoteShard:
         self._count_push()
         return self._calls.push(self.number, batch, grads, self._floats, counts, self._filter, self._after)
 
+    def push_as(self, step: int, batch: _core.KeyBatch, grads: Rows, counts: Counts | None) -> Waitable:
+        """Apply a gradient for each unique key as a step of this number, in all arcs; not under BSP."""
+        return self._begin(
+            Op.PUSH,
+            aux=step,
+            hashes=batch.hashes,
+            begins=batch.offsets,
+            values=grads,
+            dim=self._floats,
+            counts=counts,
+        )
+
     def _count_push(self) -> None:
         """Warn, once, of many pushes in a clock that does not end."""
         if not self._is_bulk or self._pushes < 0:
