@@ -193,7 +193,7 @@ def test_killed_worker_processes_are_started_again_with_their_random_numbers(cli
         shoal_command = [sys.executable, "-m", "shoal"]
         command = [*shoal_command, "launch", "--servers", "2", "--workers", "2", "--worker-restarts", "2"]
         command += [*shoal_command, "train", "ctr", "--cluster", "--config", str(config), "--output", str(out)]
-        command += ["--resume", "--quiet"]
+        command += ["--quiet"]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         killed = 0
         while killed < kills and process.poll() is None:

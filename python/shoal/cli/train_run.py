@@ -177,7 +177,8 @@ class Data:
         if options.save_all and not options.grid:
             raise ValueError("--save-all requires --grid")
         if not options.grid:
-            files.check_target(target, overwrite=options.overwrite or bool(options.resume))
+            if options.cluster.cluster is None:  # else it may be that of the predecessor of a worker
+                files.check_target(target, overwrite=options.overwrite or bool(options.resume))
             if not kept:
                 files.make_target(target)
             return
@@ -340,6 +341,8 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
 
     target = output_of(options)
     rank, workers = model.store.rank, model.store.num_workers
+    if not model.store.member.is_replacement:
+        files.check_target(open_dir(target), overwrite=options.overwrite or bool(options.resume))
     has_dense = is_click(model)
     train, valid = data.train, data.valid
     if names_later(options):
