@@ -298,11 +298,13 @@ def test_the_checkpoints_of_a_fit_that_was_killed_are_kept_on(tmp_path: Path, da
 
     with pytest.raises(Killed):
         fitted(logistic, reader(days), checkpoint=how, callbacks=[Killer()])
+    of_cut = forget(tmp_path / "model", [USER], tmp_path / "whole again")
+    assert of_cut.examples_before < of_cut.examples_after
     with fitted(logistic, reader(days), checkpoint=how), fitted(logistic, reader(days), checkpoint=uninterrupted):
         assert list(files.kept(tmp_path / "model")) == list(files.kept(tmp_path / "whole"))
-    assert forget(tmp_path / "model", [USER], tmp_path / "a").rows_after == (
-        forget(tmp_path / "whole", [USER], tmp_path / "b").rows_after
-    )
+    found = [forget(tmp_path / name, [USER], tmp_path / f"{name} without") for name in ("model", "whole")]
+    assert of_cut.rows_after == found[0].rows_after == found[1].rows_after
+    assert all(one.examples_before > one.examples_after == of_cut.examples_after for one in found)
 
 
 @pytest.mark.slow

@@ -199,9 +199,12 @@ def forget(options: Forget) -> Answer:
         raise ValueError("say what is to be forgotten: --where FEATURE, --examples FILE or --files GLOB")
     examples = [*([] if options.examples is None else read_places(options.examples)), *options.files]
     made = forgotten(options.model, options.where, options.output, examples=examples, overwrite=options.overwrite)
+    was = f"{made.examples_before:,}"
+    if made.examples_after > made.examples_before:
+        was += ", when the fit was interrupted: this one is whole"
     lines = [
         f"left out      {counted(made.examples_left_out, 'example')} in each pass",
-        f"made again    {100 * made.share_made_again:.3g} % of the fit, from {made.made_again_from:,} examples on",
+        f"made again    from {made.made_again_from:,} examples on, to {made.examples_after:,}; before {was}",
         f"model         {options.output}",
         f"certificate   {options.output}/certificate.json",
         f"to check      {made.to_check}",

@@ -47,8 +47,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
         Examples that the model had learned from before the first of them.
     made_again_from : int
         Examples of the kept checkpoint from which the fit was made again.
-    share_made_again : float
-        Of all examples that the fit had learned from.
+    examples_before, examples_after : int
+        Examples that the model had learned from, and the one without these. A fit that was interrupted is made whole,
+        as it is by the command of ``to_check``: then the second number may be the greater one.
     data : list of dict
         Each file's name, size in bytes and SHA-256.
     settings : str
@@ -65,7 +66,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     examples_left_out: int
     first: int
     made_again_from: int
-    share_made_again: float
+    examples_before: int
+    examples_after: int
     data: list[dict[str, Any]]
     settings: str
     rows_before: dict[str, str]
@@ -132,6 +134,7 @@ def forget(
     files.drop_kept(place)
     with past.made_again(past.kept[begin], data=data, to=place, keep=True) as made:
         after, settings = {table.name: table.digest() for table in made.tables}, _settings(past, made)
+        examples_after = made.examples
     for learned, one in past.kept.items():
         if learned <= begin:
             files.copy(one, place.child(f"kept-{learned:012}"))
@@ -146,7 +149,8 @@ def forget(
         examples_left_out=count,
         first=first,
         made_again_from=begin,
-        share_made_again=1 - begin / past.described.examples,
+        examples_before=past.described.examples,
+        examples_after=examples_after,
         data=[_digest(past.data, number) for number in range(len(past.data.paths))],
         settings=settings,
         rows_before=rows,
