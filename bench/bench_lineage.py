@@ -74,7 +74,7 @@ def main() -> None:
             print(f"| explain {what} | {wall:.2f} | {cpu:.2f} |")
         made = []
         wall, cpu = seconds(lambda: made.append(forget(model, [str(rare)], folder / "other")))
-        share = f"{100 * made[0].share_made_again:.1f} % made again"
+        share = f"{100 * (1 - made[0].made_again_from / made[0].examples_before):.1f} % made again"
         print(f"| forget a rare feature, {share} | {wall:.2f} | {cpu:.2f} |")
         assert made[0].rows_after == {"lr": fit(without=(rare,))}, "the model that has forgotten differs"
 
