@@ -4,12 +4,15 @@
     python bench/bench_serve.py --examples 1 32 256 --connections 1 4 --seconds 5
     make bench && python bench/bench_serve.py --rates 22000
     python bench/bench_serve.py --grpc                # needs h2load, and shoal[grpc]
+    python bench/bench_serve.py --click               # needs shoal[torch,onnx]
 
 A logistic regression of a million keys is exported in float16 and served by a separate process (`shoal serve`) on one
 core; wrk sends requests of so many examples with 39 keys each from another one. A row is measured at full load, and at
 about half of it: then more connections wait a millisecond after each answer. The kernel is the same prediction of the
 same batches without HTTP and JSON, in this process. An answer of each kind is checked; any that is not 200, and any
 error of a connection, fails the benchmark.
+
+With --click the model is a DeepFM of 26 texts and 13 numbers, exported with --onnx, and asked by named columns.
 
 With --rates requests of one example are sent at these rates over 16 connections (bench/cpp/paced_requests.cc): the
 latency of each counts from the moment at which it was due. With --grpc h2load sends calls of one example over gRPC,
@@ -28,15 +31,18 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import shoal
 from figures import check, spread
-from shoal.serve.served import make_model
+from shoal.serve import bodies as forms
+from shoal.serve.limits import Account, Budget, Limits
+from shoal.serve.served import Model, make_model
 
 FEATURES = 39
+TEXTS, NUMBERS, CATEGORIES = 26, 13, 10_000  # of the click model
 SCRIPT = """\
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
@@ -72,6 +78,46 @@ def train(folder: Path, keys: int) -> Path:
     command = [sys.executable, "-m", "shoal", "export", str(folder / "model")]
     subprocess.run([*command, "--output", str(folder / "serving" / "1"), "--dtype", "float16", "--quiet"], check=True)
     return folder / "serving"
+
+
+def instances(count: int, seed: int) -> list[dict[str, Any]]:
+    """Draw examples of named columns."""
+    rng = np.random.default_rng(seed)
+    texts = rng.integers(0, CATEGORIES, (count, TEXTS)).tolist()
+    numbers = rng.random((count, NUMBERS)).round(3).tolist()
+    return [
+        {f"C{i}": f"v{one}" for i, one in enumerate(some)} | {f"I{i}": one for i, one in enumerate(others)}
+        for some, others in zip(texts, numbers, strict=True)
+    ]
+
+
+def train_click(folder: Path) -> Path:
+    """Export a click model with a graph of ONNX."""
+    from shoal.torch import config
+
+    rows = instances(1 << 14, 1)
+    lines = [",".join(["click", *rows[0]])]
+    lines += [",".join([str(i % 2), *map(str, row.values())]) for i, row in enumerate(rows)]
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    numbers = [{"name": f"I{i}", "type": "number"} for i in range(NUMBERS)]
+    described = {
+        "data": {"format": "csv", "data": [str(folder / "log.csv")], "label": "click"},
+        "features": [{"name": f"C{i}"} for i in range(TEXTS)] + numbers,
+        "model": {"name": "deepfm", "dim": 16, "hidden": [128, 64]},
+        "tables": {"optimizer": {"name": "Adagrad", "lr": 0.1}},
+    }
+    parsed = config.parse(described)
+    reader = shoal.read_csv(folder / "log.csv", label="click", batch_size=1024, **config.schema_of(parsed))
+    with shoal.local() as store:
+        model = config.build(parsed, store).fit(reader.with_fields(), epochs=1, progress=False)
+        model.export(folder / "serving" / "1", onnx=True)
+    return folder / "serving"
+
+
+def decoded(model: Model, body: bytes) -> shoal.Batch:
+    """Read the body of a request."""
+    with Account(Budget(Limits())) as account:
+        return forms.examples(body, forms.JSON, model.inputs, account)
 
 
 def requests(count: int, examples: int, keys: int) -> list[shoal.Batch]:
@@ -199,11 +245,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="measure each row so often: median (range)")
     parser.add_argument("--rates", nargs="+", type=int, default=[], help="requests a second of one example")
     parser.add_argument("--grpc", action="store_true")
+    parser.add_argument("--click", action="store_true", help="a click model in place of the logistic regression")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        serving = train(folder, options.keys)
+        serving = train_click(folder) if options.click else train(folder, options.keys)
         command = ["taskset", "-c", str(cores[0]), sys.executable, "-m", "shoal", "serve", str(serving), "--port", "0"]
         command += ["--grpc-port", "0"] * options.grpc
         with (
@@ -223,8 +270,13 @@ def main() -> None:
                 print("| kernel, examples/s | at half of it: requests/s, p99 ms |")
                 print("|" + "---|" * 8)
                 for examples in options.examples:
-                    batches = requests(64, examples, options.keys)
-                    bodies = [body_of(batch) for batch in batches]
+                    if options.click:
+                        asked = [instances(examples, seed) for seed in range(64)]
+                        bodies = [json.dumps({"instances": one}).encode() for one in asked]
+                        batches = [decoded(model, body) for body in bodies]
+                    else:
+                        batches = requests(64, examples, options.keys)
+                        bodies = [body_of(batch) for batch in batches]
                     connection = http.client.HTTPConnection("127.0.0.1", port)
                     connection.request("POST", "/predict", bodies[0])
                     answer = json.loads(connection.getresponse().read())["probabilities"]

@@ -1,4 +1,4 @@
-// What predicts from requests: the inputs of a model, bodies, and models that are made of tables alone.
+// What predicts from requests: the inputs of a model, bodies, and models of exports.
 
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
@@ -6,22 +6,28 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "bind/array.h"
 #include "bind/bind.h"
+#include "predict/click_model.h"
 #include "predict/description.h"
 #include "predict/request_bodies.h"
+#include "predict/table_model.h"
 
 namespace shoal::bind {
 
 namespace {
 
+using predict::ClickModel;
 using predict::InputSchema;
 using predict::Model;
+using predict::OnnxRuntime;
 using predict::Protocol;
 using predict::RequestBodies;
+using predict::TableModel;
 
 std::shared_ptr<InputSchema> make_schema(const std::string& description, const std::string& fields_of) {
   const auto parsed = predict::parse_json(description);
@@ -29,34 +35,75 @@ std::shared_ptr<InputSchema> make_schema(const std::string& description, const s
   return std::make_shared<InputSchema>(predict::read_schema(parsed.get_object(), fields_of));
 }
 
-// Models are used by threads without Python; the tables in Python live as long as their model.
-std::shared_ptr<Model> make_model(const std::string& description, const py::dict& tables) {
+// A model of an export. Models are used by threads without Python; the tables in Python live as long as their model.
+template <class Made, class... Arguments>
+std::shared_ptr<Made> make_model(const std::string& description, const py::dict& tables,
+                                 const Arguments&... more) {
   const auto parsed = predict::parse_json(description);
   SHOAL_CHECK(parsed.is_object(), "the description of a model is not an object");
-  auto model = std::make_unique<Model>(
-      predict::read_description(parsed.get_object()), [&](std::string_view name) -> const ExportReader* {
-        const py::str key(name.data(), name.size());
-        return tables.contains(key) ? tables[key].cast<const ExportReader*>() : nullptr;
-      });
+  const auto table = [&](std::string_view name) -> const ExportReader* {
+    const py::str key(name.data(), name.size());
+    return tables.contains(key) ? tables[key].cast<const ExportReader*>() : nullptr;
+  };
+  std::unique_ptr<Made> model;
+  if constexpr (std::is_same_v<Made, TableModel>) {
+    model = std::make_unique<Made>(predict::read_description(parsed.get_object()), table);
+  } else {
+    model = std::make_unique<Made>(parsed.get_object(), more..., table);
+  }
   auto kept = std::make_unique<py::object>(tables.attr("copy")());
-  return {model.release(), [kept = kept.release()](const Model* one) {
+  return {model.release(), [kept = kept.release()](const Made* one) {
             delete one;
             const py::gil_scoped_acquire gil;
             delete kept;
           }};
 }
 
+std::shared_ptr<ClickModel> make_click_model(const std::string& description, const py::dict& tables,
+                                             const std::string& tower,
+                                             const std::shared_ptr<OnnxRuntime>& runtime) {
+  return make_model<ClickModel>(description, tables, std::shared_ptr<const OnnxRuntime>(runtime),
+                                std::string_view(tower));
+}
+
+predict::Features features_of(const Array<std::int64_t>& indptr, const Array<std::uint64_t>& keys,
+                              const std::optional<Array<float>>& values,
+                              const std::optional<Array<std::uint64_t>>& fields) {
+  return {.offsets = in(indptr),
+          .keys = in(keys),
+          .values = values ? in(*values) : std::span<const float>(),
+          .fields = fields ? in(*fields) : std::span<const std::uint64_t>()};
+}
+
+std::uint64_t bytes(const Model& model, const Array<std::int64_t>& indptr, const Array<std::uint64_t>& keys,
+                    const std::optional<Array<float>>& values,
+                    const std::optional<Array<std::uint64_t>>& fields) {
+  const predict::Features features = features_of(indptr, keys, values, fields);
+  const py::gil_scoped_release nogil;
+  return model.bytes(features);
+}
+
 Array<double> probabilities(const Model& model, const Array<std::int64_t>& indptr,
                             const Array<std::uint64_t>& keys, const std::optional<Array<float>>& values,
-                            PoolWithScratch& pool) {
-  const predict::Features features{
-      .offsets = in(indptr), .keys = in(keys), .values = values ? in(*values) : std::span<const float>()};
+                            const std::optional<Array<std::uint64_t>>& fields, PoolWithScratch& pool) {
+  const predict::Features features = features_of(indptr, keys, values, fields);
   Array<double> result = model.is_multiclass() ? fresh<double>(features.examples(), model.outputs())
                                                : fresh<double>(features.examples());
   const auto to = out(result);
   const py::gil_scoped_release nogil;
   predict::ModelScratch scratch;
   model.probabilities(features, to, scratch, pool.threads);
+  return result;
+}
+
+Array<double> margins(const ClickModel& model, const Array<std::int64_t>& indptr,
+                      const Array<std::uint64_t>& keys, const std::optional<Array<float>>& values,
+                      const std::optional<Array<std::uint64_t>>& fields, PoolWithScratch& pool) {
+  const predict::Features features = features_of(indptr, keys, values, fields);
+  Array<double> result = fresh<double>(features.examples());
+  const auto to = out(result);
+  const py::gil_scoped_release nogil;
+  model.margins(features, to, pool.threads);
   return result;
 }
 
@@ -82,7 +129,7 @@ py::tuple read(RequestBodies& requests, const InputSchema& schema, Protocol prot
   }
   py::object fields = py::none();
   if (schema.needs_fields()) {
-    fields = copied(requests.builder().fields());
+    fields = copied(features.fields);
   }
   const auto& unknown = requests.builder().unknown();
   return py::make_tuple(copied(features.offsets), copied(features.keys), values, fields,
@@ -124,10 +171,27 @@ void add_predict(py::module_& module) {
   py::class_<InputSchema, std::shared_ptr<InputSchema>>(module, "InputSchema")
       .def(py::init(&make_schema), py::arg("description"), py::arg("fields_of") = "")
       .def("takes", &InputSchema::takes);
-  py::class_<Model, std::shared_ptr<Model>>(module, "TableModel")
-      .def(py::init(&make_model), py::arg("description"), py::arg("tables"))
+  py::class_<OnnxRuntime, std::shared_ptr<OnnxRuntime>>(module, "OnnxRuntime")
+      .def_static(
+          "open",
+          [](const std::string& path) {
+            return std::const_pointer_cast<OnnxRuntime>(OnnxRuntime::open(path));
+          },
+          py::arg("path") = "", py::call_guard<py::gil_scoped_release>());
+  py::class_<Model, std::shared_ptr<Model>>(module, "ExportedModel")
+      .def("bytes", &bytes, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
+           py::arg("values").noconvert().none(true), py::arg("fields").noconvert().none(true))
       .def("probabilities", &probabilities, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
-           py::arg("values").noconvert().none(true), py::arg("pool"));
+           py::arg("values").noconvert().none(true), py::arg("fields").noconvert().none(true),
+           py::arg("pool"));
+  py::class_<TableModel, Model, std::shared_ptr<TableModel>>(module, "TableModel")
+      .def(py::init(&make_model<TableModel>), py::arg("description"), py::arg("tables"));
+  py::class_<ClickModel, Model, std::shared_ptr<ClickModel>>(module, "ClickModel")
+      .def(py::init(&make_click_model), py::arg("description"), py::arg("tables"), py::arg("tower"),
+           py::arg("runtime"))
+      .def("margins", &margins, py::arg("indptr").noconvert(), py::arg("keys").noconvert(),
+           py::arg("values").noconvert().none(true), py::arg("fields").noconvert().none(true),
+           py::arg("pool"));
   py::class_<RequestBodies>(module, "RequestBodies")
       .def(py::init<>())
       .def("read", &read, py::arg("schema"), py::arg("protocol"), py::arg("body"),

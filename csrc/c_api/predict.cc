@@ -8,7 +8,6 @@
 #include <limits>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -96,7 +95,7 @@ void check(bool condition, const char* what) {
 std::shared_ptr<const predict::Version> version_of(const shoal_predictor* predictor) {
   check(predictor != nullptr, "predictor is NULL: open one with shoal_open");
   std::shared_ptr<const predict::Version> now = predictor->of.now();
-  if (!now->model && now->click == nullptr) {
+  if (now->model == nullptr) {
     throw Unsupported(now->refused);
   }
   return now;
@@ -124,20 +123,16 @@ void check_probabilities(std::span<const double> found, std::size_t outputs) {
 }
 
 std::size_t outputs_of(const predict::Version& version) noexcept {
-  return version.model ? version.model->outputs() : (version.click != nullptr ? 1 : 0);
+  return version.model == nullptr ? 0 : version.model->outputs();
 }
 
 void predict_features(const predict::Version& version, const predict::Features& features,
-                      std::span<const std::uint64_t> fields, double* probabilities) {
+                      double* probabilities) {
   Memory& mine = memory();
   check(probabilities != nullptr || features.examples() == 0, "probabilities is NULL");
   const std::size_t outputs = outputs_of(version);
   const std::span<double> out(probabilities, features.examples() * outputs);
-  if (version.model) {
-    version.model->probabilities(features, out, mine.scratch, mine.pool);
-  } else {
-    version.click->probabilities(features, fields, out, mine.pool);
-  }
+  version.model->probabilities(features, out, mine.scratch, mine.pool);
   check_probabilities(out, outputs);
 }
 
@@ -149,7 +144,7 @@ void predict_built(const predict::Version& version, std::size_t room, double* pr
                                 " examples, and room for " + std::to_string(room));
   }
   check(builder.examples() > 0, "no examples: send at least one");
-  predict_features(version, builder.finish(), builder.fields(), probabilities);
+  predict_features(version, builder.finish(), probabilities);
   if (examples != nullptr) {
     *examples = builder.examples();
   }
@@ -208,7 +203,7 @@ shoal_status shoal_predict_keys(const shoal_predictor* predictor, size_t example
                                 shoal_error* error) {
   return guarded(error, [&] {
     const auto now = version_of(predictor);
-    if (now->click != nullptr) {
+    if (now->schema.needs_fields()) {
       throw Unsupported("a click model needs the field of each key: predict from lines, columns or JSON");
     }
     check_offsets(examples, offsets);
@@ -218,7 +213,7 @@ shoal_status shoal_predict_keys(const shoal_predictor* predictor, size_t example
                      {.offsets = {offsets, examples + 1},
                       .keys = {keys, count},
                       .values = {values, values == nullptr ? 0 : count}},
-                     {}, probabilities);
+                     probabilities);
   });
 }
 

@@ -206,13 +206,14 @@ const ClickFeature& ClickFeatures::jagged(std::string_view name) const {
 // The features of a request, by column.
 class Arranging {
  public:
-  Arranging(const ClickFeatures& of, const Features& features, std::span<const std::uint64_t> fields)
+  Arranging(const ClickFeatures& of, const Features& features)
       : of_(of), features_(features), examples_(features.examples()) {
+    SHOAL_CHECK(features.fields.size() == features.keys.size(), "there is one field for each key");
     const std::size_t columns = of.fields_.size();
     std::vector<std::size_t> places(features.keys.size());
     ends_.assign(columns + 2, 0);
     for (std::size_t e = 0; e < places.size(); ++e) {
-      places[e] = of.place_of(fields[e]);
+      places[e] = of.place_of(features.fields[e]);
       ++ends_[places[e] + 1];
     }
     for (std::size_t c = 0; c <= columns; ++c) {
@@ -248,6 +249,25 @@ class Arranging {
       found.items.emplace(one->name, items(*one));
     }
     return found;
+  }
+
+  std::uint64_t crossed_items() const {
+    constexpr double kMost = 1e18;  // which no memory holds
+    double total = 0.0;
+    for (const ClickFeature* one : of_.jagged_) {
+      std::vector<double> counts;  // of each example
+      for (const std::string& name : one->of) {
+        const ClickFeature& source = of_.named(name);
+        const std::vector<std::size_t> its = counts_in(range_of(source.column));
+        const bool is_first = counts.empty();
+        counts.resize(examples_, 1.0);
+        for (std::size_t i = 0; i < examples_; ++i) {
+          counts[i] *= static_cast<double>(source.max_len == 0 ? its[i] : std::min(its[i], source.max_len));
+          total += is_first ? 0.0 : counts[i];
+        }
+      }
+    }
+    return static_cast<std::uint64_t>(std::min(total, kMost));
   }
 
  private:
@@ -450,9 +470,29 @@ class Arranging {
   std::vector<std::size_t> ends_;     // of columns in order_; those of no column come last
 };
 
-ClickInputs ClickFeatures::arrange(const Features& features, std::span<const std::uint64_t> fields) const {
-  SHOAL_CHECK(fields.size() == features.keys.size(), "there is one field for each key");
-  return Arranging(*this, features, fields).arrange();
+ClickInputs ClickFeatures::arrange(const Features& features) const {
+  return Arranging(*this, features).arrange();
+}
+
+std::uint64_t ClickFeatures::crossed_items(const Features& features) const {
+  const bool has_some =
+      std::any_of(jagged_.begin(), jagged_.end(), [](const auto* one) { return !one->of.empty(); });
+  return has_some ? Arranging(*this, features).crossed_items() : 0;
+}
+
+std::uint64_t ClickFeatures::example_bytes() const noexcept {
+  constexpr std::uint64_t kCounts = 2 * sizeof(std::size_t);
+  return fixed_.size() * (sizeof(std::uint64_t) + sizeof(float)) + dense_width_ * sizeof(float) +
+         (dense_.size() + jagged_.size()) * kCounts;
+}
+
+std::uint64_t ClickFeatures::feature_bytes() const noexcept {
+  std::uint64_t bytes = 3 * sizeof(std::size_t);  // its place in the order
+  for (const ClickFeature* one : jagged_) {
+    const std::uint64_t sides = one->sides.size() + one->side_numeric.size() + (one->weights.empty() ? 0 : 1);
+    bytes += (3 + 2 * sides) * sizeof(std::uint64_t);
+  }
+  return bytes;
 }
 
 }  // namespace shoal::predict

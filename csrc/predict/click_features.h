@@ -83,8 +83,14 @@ class ClickFeatures {
   // The list or sequence of a name. std::invalid_argument: it is none.
   const ClickFeature& jagged(std::string_view name) const;
 
-  // `fields`: of each feature. Throws BadExample.
-  ClickInputs arrange(const Features& features, std::span<const std::uint64_t> fields) const;
+  // Throws BadExample.
+  ClickInputs arrange(const Features& features) const;
+  // The items that crosses of lists make of the features, and those that they make on the way.
+  std::uint64_t crossed_items(const Features& features) const;
+  // Memory that arrange() takes for an example, a feature and a crossed item, at most.
+  std::uint64_t example_bytes() const noexcept;
+  std::uint64_t feature_bytes() const noexcept;
+  static constexpr std::uint64_t kCrossedBytes = 48;
 
  private:
   friend class Arranging;

@@ -82,11 +82,22 @@ ClickModel::Input ClickModel::numbers_of(std::string_view name) const {
   return found;
 }
 
-void ClickModel::probabilities(const Features& features, std::span<const std::uint64_t> fields,
-                               std::span<double> out, ThreadPool& pool) const {
-  const ClickInputs x = features_.arrange(features, fields);
+std::uint64_t ClickModel::bytes(const Features& features) const {
+  std::uint64_t of_example = features_.example_bytes();
+  std::uint64_t of_item = 0;
+  for (const Input& input : inputs_) {
+    const std::uint64_t row = input.table == nullptr ? 0 : input.table->form().dim() * sizeof(float);
+    of_example += input.columns.size() * (sizeof(std::uint64_t) + row);
+    of_item += input.items.empty() ? 0 : row;
+  }
+  return features.examples() * of_example + features.keys.size() * (features_.feature_bytes() + of_item) +
+         features_.crossed_items(features) * (ClickFeatures::kCrossedBytes + of_item);
+}
+
+void ClickModel::margins(const Features& features, std::span<double> out, ThreadPool& pool) const {
+  const ClickInputs x = features_.arrange(features);
   const std::size_t n = x.examples;
-  SHOAL_CHECK(out.size() == n, "probabilities must have one number for each example");
+  SHOAL_CHECK(out.size() == n, "there is one margin for each example");
   if (n == 0) {
     return;
   }
@@ -144,6 +155,11 @@ void ClickModel::probabilities(const Features& features, std::span<const std::ui
   SHOAL_CHECK(margins.size() == n, "the graph gives " + std::to_string(margins.size()) + " margins for " +
                                        std::to_string(n) + " examples");
   std::copy(margins.begin(), margins.end(), out.begin());
+}
+
+void ClickModel::probabilities(const Features& features, std::span<double> out, ModelScratch& /*scratch*/,
+                               ThreadPool& pool) const {
+  margins(features, out, pool);
   calibration_.apply(out);
   shoal::probabilities(out, out, pool);
 }

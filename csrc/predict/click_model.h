@@ -4,7 +4,7 @@
 //
 // The graph names its inputs, and says of those of rows which keys' they are (docs/export-format.md).
 //
-// Threads: immutable; any number of callers.
+// Threads: as of Model.
 
 #pragma once
 
@@ -21,23 +21,28 @@
 #include "predict/click_features.h"
 #include "predict/description.h"
 #include "predict/json.h"
+#include "predict/model.h"
 #include "predict/onnx_runtime.h"
 
 namespace shoal::predict {
 
-class ClickModel {
+class ClickModel final : public Model {
  public:
-  // `description`: the model of an export; `tower`: its file tower.onnx. `table`: as of Model.
+  // `description`: the model of an export; `tower`: its file tower.onnx. `table`: as of TableModel.
   // std::invalid_argument, std::runtime_error: they do not fit each other.
   ClickModel(const json::object& description, std::shared_ptr<const OnnxRuntime> runtime,
              std::string_view tower, const std::function<const ExportReader*(std::string_view)>& table);
 
   // The format whose names of fields the model has.
   const std::string& form() const noexcept { return features_.form(); }
-  // Writes the probability of each example. `fields`: of each feature. Throws BadExample; std::runtime_error:
-  // ONNX Runtime fails.
-  void probabilities(const Features& features, std::span<const std::uint64_t> fields, std::span<double> out,
-                     ThreadPool& pool) const;
+  // Writes the log-odds of each example, not calibrated. Throws as probabilities().
+  void margins(const Features& features, std::span<double> out, ThreadPool& pool) const;
+
+  std::size_t outputs() const noexcept override { return 1; }
+  bool is_multiclass() const noexcept override { return false; }
+  std::uint64_t bytes(const Features& features) const override;
+  void probabilities(const Features& features, std::span<double> out, ModelScratch& scratch,
+                     ThreadPool& pool) const override;
 
  private:
   // An input of the graph.

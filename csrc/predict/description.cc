@@ -27,6 +27,14 @@ ModelDescription::Kind kind_of(const std::string& name) {
 
 }  // namespace
 
+void Calibration::apply(std::span<double> margins) const noexcept {
+  if (kind == Kind::kPlatt) {
+    platt(margins, slope, intercept);
+  } else if (kind == Kind::kIsotonic) {
+    isotonic(margins, at, probabilities);
+  }
+}
+
 Calibration read_calibration(const json::object& model) {
   Calibration into;
   const json::value* const described = optional_in(model, "calibration");

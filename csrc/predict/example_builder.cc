@@ -453,7 +453,7 @@ void ExampleBuilder::end_criteo() {
 
 Features ExampleBuilder::finish() {
   if (schema_->pairs.empty()) {
-    return {.offsets = offsets_, .keys = keys_, .values = values_};
+    return {.offsets = offsets_, .keys = keys_, .values = values_, .fields = fields_};
   }
   const FieldedRows rows{offsets_, keys_, values_, fields_};
   Interactions interactions(schema_->pairs);

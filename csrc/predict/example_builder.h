@@ -91,10 +91,8 @@ class ExampleBuilder {
   // Lines or rows of csv, as a file has them.
   void text(std::string_view text);
 
-  // The features of all examples, with the interactions.
+  // The features of all examples, with the interactions; of a model that needs them, with fields.
   Features finish();
-  // The field of each feature of finish(), of a model that needs them.
-  std::span<const std::uint64_t> fields() const noexcept { return fields_; }
   std::size_t examples() const noexcept { return offsets_.empty() ? 0 : offsets_.size() - 1; }
   // Whether the features have values; without, each is 1.
   bool is_valued() const noexcept { return is_valued_; }

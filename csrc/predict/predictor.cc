@@ -5,7 +5,9 @@
 #include <system_error>
 #include <utility>
 
+#include "predict/click_model.h"
 #include "predict/description.h"
+#include "predict/table_model.h"
 
 namespace shoal::predict {
 
@@ -31,7 +33,7 @@ std::shared_ptr<const Version> Predictor::make_version(std::shared_ptr<const Exp
     version->refused = "the export is of tables without a model: read rows with shoal_pull";
   } else if (version->kind = text_in(*model, "kind"); version->kind != kClickModel) {
     version->schema = read_schema(*model, "");
-    version->model.emplace(read_description(*model), table);
+    version->model = std::make_unique<const TableModel>(read_description(*model), table);
   } else if (const auto tower = chain->extra(kTower); !tower) {
     version->refused = "a click model has a network: export it with onnx, or read its rows with shoal_pull";
   } else if (runtime_ == nullptr) {
@@ -40,11 +42,12 @@ std::shared_ptr<const Version> Predictor::make_version(std::shared_ptr<const Exp
         "read rows with shoal_pull";
   } else {
     try {
-      version->click = std::make_unique<const ClickModel>(*model, runtime_, *tower, table);
+      auto click = std::make_unique<const ClickModel>(*model, runtime_, *tower, table);
+      version->schema = read_schema(*model, click->form());
+      version->model = std::move(click);
     } catch (const std::runtime_error& error) {
       throw DamagedExport(std::string(kTower) + " is not the dense part of this model: " + error.what());
     }
-    version->schema = read_schema(*model, version->click->form());
   }
   version->chain = std::move(chain);
   return version;

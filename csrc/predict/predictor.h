@@ -10,14 +10,13 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/mutex.h"
-#include "predict/click_model.h"
 #include "predict/mapped_export.h"
 #include "predict/model.h"
+#include "predict/onnx_runtime.h"
 #include "predict/schema.h"
 
 namespace shoal::predict {
@@ -25,11 +24,10 @@ namespace shoal::predict {
 // One version: its tables, and its model where it has one that can be computed.
 struct Version {
   std::shared_ptr<const ExportChain> chain;
-  std::string kind;            // of its model; empty if it has none
-  InputSchema schema;          // of its model
-  std::optional<Model> model;  // of tables alone
-  std::unique_ptr<const ClickModel> click;
-  std::string refused;  // of a click model that cannot be computed: why
+  std::string kind;    // of its model; empty if it has none
+  InputSchema schema;  // of its model
+  std::unique_ptr<const Model> model;
+  std::string refused;  // without a model: why
 };
 
 class Predictor {

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/threads.h"
+#include "http/server.h"
 #include "text/token_key.h"
 
 namespace shoal {
@@ -20,6 +21,8 @@ constexpr std::string_view kJsonBytes = "inference-header-content-length";
 constexpr std::string_view kBusy = "the requests in progress use all memory that they may: try again later";
 constexpr std::string_view kRouteKey = "shoal-route";
 constexpr std::size_t kDecodedBytes = 10;  // for a byte of a body, at most: a feature has two bytes or more
+// A small body whose prediction takes more memory has crosses of long lists.
+constexpr std::uint64_t kQuickBytes = std::uint64_t{4} << 20U;
 
 struct Memory {
   predict::RequestBodies requests;
@@ -168,11 +171,12 @@ void PredictionHandler::check_known(const ServedVersion& version,
                          " not known to the model: its columns are " + version.schema->names());
 }
 
-void PredictionHandler::predict(const Route& route, const HttpRequest& request, HttpAnswer& answer) {
+bool PredictionHandler::predict(const Route& route, const HttpRequest& request, HttpAnswer& answer) {
   Memory& mine = memory();
   const Held decoded(*budget_, std::min(limits_.decoded_bytes, request.body.size() * kDecodedBytes));
   if (!decoded.fits()) {
-    return refuse(answer, 503, kBusy);
+    refuse(answer, 503, kBusy);
+    return true;
   }
   const std::size_t which = chosen(route, request);
   const ServedVersion& version = versions_[which];
@@ -183,16 +187,20 @@ void PredictionHandler::predict(const Route& route, const HttpRequest& request, 
                                                          .json_bytes = request.header(kJsonBytes),
                                                          .is_multiclass = is_multiclass},
                                                         *version.schema, limits_.decoded_bytes);
-  check_known(version, mine.requests.builder());
-  const std::uint64_t row_bytes = features.keys.size() * version.model->feature_bytes();
-  if (row_bytes > limits_.decoded_bytes) {
-    throw predict::TooLarge("the rows of the examples take " + std::to_string(row_bytes) +
+  const std::uint64_t bytes = version.model->bytes(features);
+  if (bytes > limits_.decoded_bytes) {
+    throw predict::TooLarge("the rows of the examples take " + std::to_string(bytes) +
                             " bytes, and at most " + std::to_string(limits_.decoded_bytes) +
                             " are used: send fewer examples in a request");
   }
-  const Held rows(*budget_, row_bytes);
+  if (bytes > kQuickBytes && request.body.size() <= HttpServer::kSmall) {
+    return false;
+  }
+  check_known(version, mine.requests.builder());
+  const Held rows(*budget_, bytes);
   if (!rows.fits()) {
-    return refuse(answer, 503, kBusy);
+    refuse(answer, 503, kBusy);
+    return true;
   }
   const std::size_t outputs = version.model->outputs();
   mine.probabilities.resize(features.examples() * outputs);
@@ -211,6 +219,7 @@ void PredictionHandler::predict(const Route& route, const HttpRequest& request, 
   }
   std::swap(answer.body, mine.answer.body);
   counters_->add(*answers_[which], features.examples());
+  return true;
 }
 
 bool PredictionHandler::answer(const HttpRequest& request, HttpAnswer& answer) {
@@ -221,8 +230,9 @@ bool PredictionHandler::answer(const HttpRequest& request, HttpAnswer& answer) {
         request.header("accept").find(kArrow) != std::string_view::npos))) {
     return false;
   }
+  bool is_answered = true;
   try {
-    predict(route->second, request, answer);
+    is_answered = predict(route->second, request, answer);
   } catch (const predict::TooLarge& error) {
     refuse(answer, 413, error.what());
   } catch (const predict::BadExample& error) {
@@ -233,7 +243,7 @@ bool PredictionHandler::answer(const HttpRequest& request, HttpAnswer& answer) {
     refuse(answer, 400, error.what());
   }
   memory().trim();
-  return true;
+  return is_answered;
 }
 
 }  // namespace shoal

@@ -1,8 +1,9 @@
-// PredictionHandler: answers prediction requests of models that are made of tables alone, from body to answer.
+// PredictionHandler: answers prediction requests of models that the engine computes, from body to answer.
 //
 // A handler is made anew whenever what is served changes, and replaces the last one (HttpServer::set_fast):
 // a request is answered by one version throughout. It passes on what it does not know: other paths, bodies
-// and answers of Arrow, models with a network.
+// and answers of Arrow, models that PyTorch computes; and small bodies that take long, since the I/O thread
+// answers those.
 //
 //   route     the path of requests         "/predict", "/v1/models/ctr:predict", ...
 //   choices   versions, and up to which share of the requests each of them answers; one without a split
@@ -87,7 +88,8 @@ class PredictionHandler final : public FastHandler {
   bool answer(const HttpRequest& request, HttpAnswer& answer) override;
 
  private:
-  void predict(const Route& route, const HttpRequest& request, HttpAnswer& answer);
+  // False: it is passed on.
+  bool predict(const Route& route, const HttpRequest& request, HttpAnswer& answer);
   std::size_t chosen(const Route& route, const HttpRequest& request) const;
   void check_known(const ServedVersion& version, const predict::ExampleBuilder& builder) const;
 

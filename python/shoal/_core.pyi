@@ -1206,13 +1206,40 @@ class InputSchema:
     def __init__(self, description: bytes, fields_of: str = ...) -> None: ...
     def takes(self) -> str: ...
 
-class TableModel:
-    def __init__(self, description: bytes, tables: dict[str, ExportReader]) -> None: ...
+class OnnxRuntime:
+    @staticmethod
+    def open(path: str = ...) -> OnnxRuntime | None: ...
+
+class ExportedModel:
+    def bytes(
+        self,
+        indptr: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
+        values: npt.NDArray[np.float32] | None,
+        fields: npt.NDArray[np.uint64] | None,
+    ) -> int: ...
     def probabilities(
         self,
         indptr: npt.NDArray[np.int64],
         keys: npt.NDArray[np.uint64],
         values: npt.NDArray[np.float32] | None,
+        fields: npt.NDArray[np.uint64] | None,
+        pool: ThreadPool,
+    ) -> npt.NDArray[np.float64]: ...
+
+class TableModel(ExportedModel):
+    def __init__(self, description: bytes, tables: dict[str, ExportReader]) -> None: ...
+
+class ClickModel(ExportedModel):
+    def __init__(
+        self, description: bytes, tables: dict[str, ExportReader], tower: bytes, runtime: OnnxRuntime
+    ) -> None: ...
+    def margins(
+        self,
+        indptr: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
+        values: npt.NDArray[np.float32] | None,
+        fields: npt.NDArray[np.uint64] | None,
         pool: ThreadPool,
     ) -> npt.NDArray[np.float64]: ...
 
@@ -1251,7 +1278,7 @@ class PredictionCounters:
 class PredictionHandler(FastHandler):
     def __init__(
         self,
-        versions: Sequence[tuple[str, int, InputSchema, TableModel]],
+        versions: Sequence[tuple[str, int, InputSchema, ExportedModel]],
         routes: Sequence[tuple[str, ServingProtocol, Sequence[tuple[float, int]]]],
         *,
         decoded_bytes: int,

@@ -1,5 +1,7 @@
 """The dense part of click models as ONNX: every kind has torch's margins, and is served without PyTorch."""
 
+import functools
+import importlib.util
 import itertools
 import json
 import os
@@ -7,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 import urllib.request
 from pathlib import Path
 
@@ -24,11 +27,12 @@ from paths import SUPPORT  # noqa: E402
 from shoal import Batch  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.errors import CorruptionError  # noqa: E402
-from shoal.models.onnx_predictor import OnnxPredictor  # noqa: E402
+from shoal.models.onnx_predictor import OnnxPredictor, find_runtime  # noqa: E402
 from shoal.serve import ServedModel  # noqa: E402
 from shoal.serve.bodies import JSON, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, Limits  # noqa: E402
+from shoal.serve.served import Model as Current  # noqa: E402
 from shoal.torch import ClickModel, Features, Model, onnx_tower, tables  # noqa: E402
 from shoal.torch.config import build, parse, schema_of  # noqa: E402
 from shoal.torch.models import MODELS, Lookup, look_up  # noqa: E402
@@ -112,10 +116,10 @@ def check_served(log: Path, described: dict, directory: Path) -> None:
             one_each = itertools.islice(reader_of(log, described, 1), 30)
             for batch in itertools.chain(reader_of(log, described), one_each):
                 agree(predictor.decision_function(batch), model.decision_function(batch))
-            check_c_library(log, described, directory, predictor)
+            check_c_library(log, described, directory, served.now)
 
 
-def check_c_library(log: Path, described: dict, directory: Path, predictor: OnnxPredictor) -> None:
+def check_c_library(log: Path, described: dict, directory: Path, now: Current) -> None:
     """The C library gives the bits of the server, of many rows and of one."""
     header, *rows = log.read_text().splitlines()
     with c_library.Predictor(directory, onnx_runtime=RUNTIME) as alone:
@@ -124,7 +128,8 @@ def check_c_library(log: Path, described: dict, directory: Path, predictor: Onnx
             reader = itertools.islice(reader_of(log, described, size), 30)
             for first, batch in zip(range(0, len(rows), size), reader, strict=False):
                 found = alone.lines("\n".join([header, *rows[first : first + size]]).encode())[:, 0]
-                np.testing.assert_array_equal(found, predictor.probabilities(batch))
+                np.testing.assert_array_equal(found, now.probabilities(batch))
+                np.testing.assert_array_equal(found, now.predictor.probabilities(batch))
 
 
 @pytest.mark.slow
@@ -291,8 +296,7 @@ def test_the_command_serves_a_graph_without_loading_torch(din, log):
         process.terminate()
         lines += process.stderr.readlines()
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    assert "onnxruntime" in imported
-    assert not {name for name in imported if name.partition(".")[0] == "torch"}
+    assert not {name for name in imported if name.partition(".")[0] in ("torch", "onnxruntime")}
     with ServedModel(export) as served:
         assert 0 < found < 1
         agree(served.now.predictor.decision_function(reader_of(log, described)), expected)
@@ -300,7 +304,7 @@ def test_the_command_serves_a_graph_without_loading_torch(din, log):
 
 def test_without_onnx_runtime_torch_serves_the_same_margins(din, log, monkeypatch):
     described, _, export, expected = din
-    monkeypatch.setattr("shoal.serve.served.can_run", lambda: False)
+    monkeypatch.setattr("shoal.serve.served.find_runtime", lambda: None)
     with ServedModel(export) as served:
         assert isinstance(served.now.predictor, ClickModel)
         agree(served.now.predictor.decision_function(reader_of(log, described)), expected)
@@ -344,10 +348,24 @@ def test_a_damaged_graph_is_refused(din):
     _, _, export, _ = din
     with ServedModel(export) as served:
         version, tables = served.now.exported, served.now.predictor.tables
+        made = functools.partial(
+            OnnxPredictor, version.model, runtime=find_runtime(), tables=tables, workers=version.workers
+        )
         with pytest.raises(CorruptionError, match=r"tower\.onnx is not the dense part"):
-            OnnxPredictor(version.model, b"nothing", tables, 1)
-        with pytest.raises(CorruptionError, match="KeyError"):
-            OnnxPredictor(version.model, version.layers.extra("tower.onnx"), [], 1)
+            made(b"nothing", natives=version.layers.natives)
+        with pytest.raises(CorruptionError, match="the export has no table 'embedding'"):
+            made(version.layers.extra("tower.onnx"), natives={})
+
+
+def test_a_library_that_is_not_onnx_runtime_is_named(tmp_path, monkeypatch):
+    package = tmp_path / "onnxruntime"
+    (package / "capi").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: types.SimpleNamespace(origin=package / "__init__.py"))
+    find = find_runtime.__wrapped__
+    (package / "capi" / "libonnxruntime.so.1.2").write_bytes(b"nothing")
+    with pytest.raises(ImportError, match=r"libonnxruntime\.so\.1\.2.*pip install --upgrade onnxruntime"):
+        find()
 
 
 class OfKeys(Model):

@@ -329,6 +329,7 @@ class Handler:
             self._counters.add_unknown(name, len(unknown))
             if self._refuses:
                 model.inputs.check_known(unknown)
+        request.account.decoded(model.bytes(batch))
         try:
             predictions = model.probabilities(batch)
         except ValueError as error:

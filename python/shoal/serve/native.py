@@ -1,9 +1,9 @@
-"""What the engine answers without Python: predictions of models that are made of tables alone.
+"""What the engine answers without Python: predictions of models that it computes.
 
     versions    (name of the model, number, inputs, model)
     routes      (path, protocol, choices): a choice is the share of requests up to which it answers, and a version
 
-A route whose versions include one that is not made of tables alone is left to Python, as are paths that are written in
+A route whose versions include one that Python computes is left to Python, as are paths that are written in
 another way. The engine's handler is made anew for every change of what is served.
 """
 
@@ -37,7 +37,7 @@ def make_handler(
 ) -> _core.PredictionHandler:
     """Make what answers for models by name; the first one has ``/predict``, and ``only`` is a name for one without."""
     versions: dict[tuple[str, int], int] = {}
-    natives: list[tuple[str, int, _core.InputSchema, _core.TableModel]] = []
+    natives: list[tuple[str, int, _core.InputSchema, _core.ExportedModel]] = []
     routes: list[tuple[str, _core.ServingProtocol, list[tuple[float, int]]]] = []
     for path, protocol, name, choices in _routes(served, only):
         found = []

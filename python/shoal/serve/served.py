@@ -14,7 +14,7 @@ from shoal.export.cache import Cache
 from shoal.export.manifest import Copies
 from shoal.export.read import Export, ExportVersion
 from shoal.models import files
-from shoal.models.onnx_predictor import OnnxPredictor, can_run
+from shoal.models.onnx_predictor import OnnxPredictor, find_runtime
 from shoal.serve.inputs import InputSpec
 from shoal.serve.reloadable import Reloadable
 from shoal.serve.store import ExportStore
@@ -34,13 +34,18 @@ class Model(msgspec.Struct, frozen=True, eq=False):
     predictor: Predictor
     exported: ExportVersion | None
     inputs: InputSpec
-    native: _core.TableModel | None = None  # of an export that is made of tables alone
+    native: _core.ExportedModel | None = None  # None: Python computes it
 
     def probabilities(self, batch: Batch) -> Floats:
         """Compute the probabilities of a batch, as the predictor does."""
         if self.native is None or self.exported is None:
             return self.predictor.probabilities(batch)
-        return self.native.probabilities(batch.indptr, batch.keys, batch.values, self.exported.workers)
+        workers = self.exported.workers
+        return self.native.probabilities(batch.indptr, batch.keys, batch.values, batch.fields, workers)
+
+    def bytes(self, batch: Batch) -> int:
+        """Return the memory that the engine takes for a prediction, at most."""
+        return 0 if self.native is None else self.native.bytes(batch.indptr, batch.keys, batch.values, batch.fields)
 
 
 def make_model(version: ExportVersion, threads: int | None) -> Model:
@@ -53,8 +58,10 @@ def make_model(version: ExportVersion, threads: int | None) -> Model:
         )
     try:
         predictor = _predictor(description, version, threads)
-        native = None
-        if description["kind"] != files.CLICK:
+        native: _core.ExportedModel | None = None
+        if isinstance(predictor, OnnxPredictor):
+            native = predictor.native
+        elif description["kind"] != files.CLICK:
             native = _core.TableModel(msgspec.json.encode(description), version.layers.natives)
         return Model(version.version, description["kind"], predictor, version, InputSpec(predictor), native)
     except (KeyError, TypeError, AttributeError) as error:
@@ -67,9 +74,11 @@ def _predictor(description: Mapping[str, Any], version: ExportVersion, threads: 
     store = ExportStore(version, threads=threads)
     if description["kind"] == files.CLICK:
         names = (description["table"], *description["more_tables"])
-        if description["click"] and files.ONNX_TOWER in version.layers.extras and can_run():
+        has_graph = description["click"] and files.ONNX_TOWER in version.layers.extras
+        if has_graph and (runtime := find_runtime()) is not None:
             tower = version.layers.extra(files.ONNX_TOWER)
-            return OnnxPredictor(description, tower, map(store.exported, names), store.threads)
+            tables, natives = map(store.exported, names), version.layers.natives
+            return OnnxPredictor(description, tower, runtime, tables=tables, natives=natives, workers=version.workers)
         from shoal.torch import config  # loads PyTorch, so only if there is a tower that nothing else runs
 
         return config.exported(description, version.layers.extra("tower.pt"), store)

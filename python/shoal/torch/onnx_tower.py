@@ -38,7 +38,6 @@ from torch.export import Dim
 
 from shoal.config import Feature
 from shoal.models.features import Features, sides_of
-from shoal.models.onnx_predictor import SOURCES
 from shoal.torch.inputs import Inputs, Items
 from shoal.torch.model import Model, by_task
 from shoal.torch.models.layers import Lookup, Source
@@ -48,6 +47,7 @@ from shoal.torch.sparse import SparseModule
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
 
 OPSET = 18
+SOURCES = "shoal.rows"  # in the file's metadata: of each input of rows, which keys they are of
 TOLERANCE = 1e-6  # of a margin m, times max(1, |m|)
 _CHECKED = ((1, 0), (2, 1), (7, 3), (64, 5))  # examples of the random batches, and the most items of each
 

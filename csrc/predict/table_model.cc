@@ -1,4 +1,4 @@
-#include "predict/model.h"
+#include "predict/table_model.h"
 
 #include <algorithm>
 #include <array>
@@ -36,15 +36,8 @@ void check_dim(const ExportReader& table, std::size_t dim, const std::string& na
 
 }  // namespace
 
-void Calibration::apply(std::span<double> margins) const noexcept {
-  if (kind == Kind::kPlatt) {
-    platt(margins, slope, intercept);
-  } else if (kind == Kind::kIsotonic) {
-    isotonic(margins, at, probabilities);
-  }
-}
-
-Model::Model(ModelDescription description, const std::function<const ExportReader*(std::string_view)>& table)
+TableModel::TableModel(ModelDescription description,
+                       const std::function<const ExportReader*(std::string_view)>& table)
     : description_(std::move(description)) {
   const auto& names = description_.tables;
   weights_ = table_of(table, description_, 0);
@@ -68,15 +61,16 @@ Model::Model(ModelDescription description, const std::function<const ExportReade
   }
 }
 
-std::size_t Model::feature_bytes() const noexcept {
+std::uint64_t TableModel::bytes(const Features& features) const {
   const std::size_t factors = factors_ == nullptr ? 0 : factors_->form().dim();
   const std::size_t sums = sums_ == nullptr ? 0 : 3;  // with the divided value
-  return sizeof(std::uint32_t) + sizeof(float) * (weights_->form().dim() + std::max(factors, sums));
+  return features.keys.size() *
+         (sizeof(std::uint32_t) + sizeof(float) * (weights_->form().dim() + std::max(factors, sums)));
 }
 
 // The values of the features, each divided by its scale.
-std::span<const float> Model::divided(const Features& features, ModelScratch& scratch,
-                                      ThreadPool& pool) const {
+std::span<const float> TableModel::divided(const Features& features, ModelScratch& scratch,
+                                           ThreadPool& pool) const {
   const std::size_t entries = features.keys.size();
   const std::span<float> sums = scratch.more.claim(2 * entries);
   sums_->pull(features.keys, ExportReader::KeyKind::kKey, sums, pool);
@@ -91,8 +85,8 @@ std::span<const float> Model::divided(const Features& features, ModelScratch& sc
   return values;
 }
 
-void Model::probabilities(const Features& features, std::span<double> out, ModelScratch& scratch,
-                          ThreadPool& pool) const {
+void TableModel::probabilities(const Features& features, std::span<double> out, ModelScratch& scratch,
+                               ThreadPool& pool) const {
   const std::size_t entries = features.keys.size();
   const std::size_t examples = features.examples();
   const std::size_t classes = outputs();
