@@ -176,6 +176,12 @@ def measured(running: subprocess.Popen[str]) -> Load:
     return Load(int(count), count / spent * 1e6, p50 / 1e3, p99 / 1e3, longest / 1e3, int(failed))
 
 
+def cpu_seconds(process: subprocess.Popen[str]) -> float:
+    """Return the CPU time of a process so far."""
+    words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def send_paced(port: int, folder: Path, batch: shoal.Batch, rate: int, seconds: float, core: int) -> Load:
     """Send requests of a batch at a rate."""
     (folder / "body").write_bytes(body_of(batch))
@@ -267,8 +273,8 @@ def main() -> None:
                 url = f"http://127.0.0.1:{port}/predict"
                 model = make_model(export.now, 1)
                 print("| examples a request | connections | requests/s | p50 ms | p99 ms | examples/s ", end="")
-                print("| kernel, examples/s | at half of it: requests/s, p99 ms |")
-                print("|" + "---|" * 8)
+                print("| CPU us a request | kernel, examples/s | at half of it: requests/s, p99 ms |")
+                print("|" + "---|" * 9)
                 for examples in options.examples:
                     if options.click:
                         asked = [instances(examples, seed) for seed in range(64)]
@@ -283,7 +289,7 @@ def main() -> None:
                     connection.close()
                     check(answer == model.probabilities(batches[0]).tolist(), "an answer differs from the model's")
                     for connections in options.connections:
-                        rows: list[tuple[Load, float, Load]] = []
+                        rows: list[tuple[Load, float, Load, float]] = []
                         for _ in range(options.rounds):
                             count, began = 0, time.perf_counter()
                             while time.perf_counter() - began < options.seconds / 3:
@@ -291,21 +297,24 @@ def main() -> None:
                                 count += 1
                             kernel = count * examples / (time.perf_counter() - began)
                             script = write_script(folder, bodies)
+                            spent = cpu_seconds(server)
                             full = measured(wrk(url, script, connections, options.seconds, cores[-1]))
+                            spent = (cpu_seconds(server) - spent) / max(1, full.requests) * 1e6
                             waiting = max(1, round(full.rate / 2 * 1.15e-3))
                             paced = write_script(folder, bodies, paced=True)
                             half = measured(wrk(url, paced, waiting, options.seconds, cores[-1]))
                             check(full.failed == half.failed == 0, "a request failed")
-                            rows.append((full, kernel, half))
+                            rows.append((full, kernel, half, spent))
                         cells = [
-                            spread([full.rate for full, _, _ in rows], 0),
-                            spread([full.p50 for full, _, _ in rows], 2),
-                            spread([full.p99 for full, _, _ in rows], 2),
-                            spread([full.rate * examples for full, _, _ in rows], 0),
-                            spread([kernel for _, kernel, _ in rows], 0),
-                            spread([half.rate for _, _, half in rows], 0)
+                            spread([full.rate for full, *_ in rows], 0),
+                            spread([full.p50 for full, *_ in rows], 2),
+                            spread([full.p99 for full, *_ in rows], 2),
+                            spread([full.rate * examples for full, *_ in rows], 0),
+                            spread([spent for *_, spent in rows], 0),
+                            spread([kernel for _, kernel, *_ in rows], 0),
+                            spread([half.rate for _, _, half, _ in rows], 0)
                             + "; "
-                            + spread([half.p99 for _, _, half in rows], 2),
+                            + spread([half.p99 for _, _, half, _ in rows], 2),
                         ]
                         print(f"| {examples} | {connections} | " + " | ".join(cells) + " |", flush=True)
             finally:
