@@ -32,6 +32,13 @@ def test_a_click_model_of_the_first_version_is_read_for_ever(
     assert all(name in shown for name in EXPECTED["names"])
 
 
+def test_an_export_of_its_graph_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra onnx")
+    pytest.importorskip("onnxscript", reason="the extra onnx")
+    assert main(["export", str(MODEL), "--output", str(tmp_path / "export"), "--onnx", "--quiet"]) == 0
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_its_configuration_is_read_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "ctr", "--config", str(MODEL / "config.toml"), "--print-config"]) == 0
     described = (MODEL / "config.toml").read_text().splitlines()[:2]  # features and model

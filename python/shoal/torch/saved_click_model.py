@@ -270,9 +270,13 @@ class SavedClickModel(ClickPredictor):
         self._dense.loaded()
 
     def take_exported(self, description: Mapping[str, Any], tower: bytes | None) -> None:
-        """Set the record of a model whose rows are in the tables already, and its dense parameters if ``tower`` is."""
+        """Set the record of a model whose rows are in the tables, or not needed, and its dense parameters if any."""
         if tower is not None:
-            self._take_tower(read_tower(tower, "tower.pt"), whole=False)
+            state = read_tower(tower, "tower.pt")
+            for name, its in state["module"].items():
+                if name.endswith("_extra_state") and isinstance(its, dict):
+                    its["rows"] = 0  # else they would be missed
+            self._take_tower(state, whole=False)
         self._calibration = read_calibration(description["calibration"], "the export")
         self._record = Record(History(), description["examples"], description["format"], description["schema"])
 
