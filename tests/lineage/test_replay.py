@@ -154,6 +154,7 @@ def test_a_replay_may_have_any_servers(servers: int, threads: int, make: Any, lo
         assert digests(tmp_path / "again") == digests(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_the_command_replays_on_servers(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(log, tmp_path, servers=2, threads=2)
     command = ["replay", str(tmp_path / "record"), "--output", str(tmp_path / "again"), "--quiet"]
@@ -269,6 +270,7 @@ def test_a_click_model_with_dropout_is_replayed(more: list[str], tmp_path: Path)
     assert dense_part(tmp_path / "again") == dense_part(tmp_path / "later") == dense_part(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_a_dense_part_that_is_summed_by_workers_is_refused(log: Path, tmp_path: Path) -> None:
     def work(store: shoal.Store) -> None:
         module = shoal.torch.models.DeepFM(shoal.torch.tables(store), 6, dim=2, hidden=(2,))
@@ -285,6 +287,7 @@ def test_a_dense_part_that_is_summed_by_workers_is_refused(log: Path, tmp_path: 
     assert not (tmp_path / "record").exists()
 
 
+@pytest.mark.slow
 def test_a_push_may_say_which_step_it_is() -> None:
     keys = _core.KeyBatch(np.arange(1, 400, dtype=np.uint64), 1024, _core.ThreadPool(1))
     grads = np.ones((len(keys.hashes), 1), np.float32)

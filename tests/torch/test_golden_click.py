@@ -32,6 +32,7 @@ def test_a_click_model_of_the_first_version_is_read_for_ever(
     assert all(name in shown for name in EXPECTED["names"])
 
 
+@pytest.mark.slow
 def test_an_export_of_its_graph_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("onnxruntime", reason="the extra onnx")
     pytest.importorskip("onnxscript", reason="the extra onnx")
