@@ -12,8 +12,7 @@ BIN := .venv/bin
 STAMPS := .venv/stamps
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
-# Python compiles what it imports; pip would compile all modules, which takes a minute and a half.
-INSTALL := $(PIP) install --no-compile
+INSTALL := tools/install
 OUTSIDE := $(PATH)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
@@ -57,6 +56,7 @@ $(STAMPS)/venv: | tools/find_python
 	@python=$$(PATH='$(OUTSIDE)' tools/find_python) && \
 	    printf '==> .venv: %s\n' "$$($$python --version) at $$python" && \
 	    $$python -m venv .venv
+	@$(PIP) install --no-compile -r requirements/uv.txt || echo '    without uv: pip takes ten times as long'
 	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/build-tools: requirements/build.txt $(STAMPS)/venv
@@ -74,12 +74,12 @@ $(STAMPS)/dev-tools: requirements/dev.txt $(STAMPS)/build-tools
 # A missing torch is no failure: the tests that compare with it skip, and say so.
 $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev-tools
 	$(say) '.venv: torch, for shoal.torch and as an oracle'
-	@plan=$$($(BIN)/python -m pip install --dry-run --no-input -r requirements/torch.txt 2>&1); \
+	@plan=$$($(INSTALL) --dry-run -r requirements/torch.txt 2>&1); \
 	case "$$plan" in \
 	    *'Would install'*nvidia-*) echo '    left out: only a CUDA build is on offer here (requirements/torch.txt has the command for a CPU build)' ;; \
-	    *'Would install'*) $(INSTALL) -r requirements/torch.txt || echo '    left out: pip could not install it' ;; \
-	    *'already satisfied'*) ;; \
-	    *) echo '    left out: pip finds no torch for this machine' ;; \
+	    *'Would install'*) $(INSTALL) -r requirements/torch.txt || echo '    left out: it could not be installed' ;; \
+	    *'already satisfied'* | *'Would make no changes'*) ;; \
+	    *) echo '    left out: there is no torch for this machine' ;; \
 	esac
 	@touch $@
 
