@@ -213,13 +213,16 @@ $(STAMPS)/clang: requirements/clang.txt $(STAMPS)/build-tools
 	@touch $@
 
 # `zig c++` would write objects: this is the clang inside, with the headers of the system's library of C++. It reads the
-# sources as the package's build has put them together.
+# sources as the package's build has put them together: those of the engine that have come to include mutex.h, and those
+# of bind/ that name one, since parsing them all takes as long as the engine.
 thread-safety: $(STAMPS)/clang $(STAMPS)/install
 	$(say) 'C++: checking which mutexes are held'
 	@zig=$$($(BIN)/python -c 'import ziglang, os; print(os.path.dirname(ziglang.__file__))') && \
 	    headers=$$($(BIN)/python -m pybind11 --includes | sed 's/-I/-isystem /g') && \
 	    boost=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.distribution("cmeel-boost").locate_file("cmeel.prefix/include"))') && \
-	    sed -n 's/^ *"file": "\(.*\)",*$$/\1/p' "$$(ls -t build/cp*/compile_commands.json | head -n 1)" | grep -e /csrc/ -e /Unity/ | \
+	    built=$$(ls -td build/cp*/ | head -n 1) && \
+	    sources=$$(ninja -C $$built -t deps | sed -n -e '/^[^ ]/{s|\.o: .*||;s|.*\.dir/csrc|csrc|;s|^CMake|'$$built'CMake|;h}' -e '/\/base\/mutex\.h$$/{g;p}') && test -n "$$sources" && \
+	    { printf '%s\n' "$$sources" | grep -v /_core.dir/; grep -l Mutex csrc/bind/*.cc; } | \
 	    xargs -P $(JOBS) -I{} $$zig/zig clang -x c++ -resource-dir $$zig/lib -std=c++20 \
 	        -fsyntax-only -Wthread-safety -Werror=thread-safety -Wno-deprecated-declarations -DSHOAL_BUILD_TYPE='""' -DSHOAL_VERSION='""' -Icsrc $$headers -isystem $$boost {}
 
