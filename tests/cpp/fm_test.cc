@@ -54,7 +54,7 @@ std::vector<double> random_slopes(std::size_t n, std::uint64_t seed) {
 }  // namespace
 
 TEST_OF_ONE_THREAD(margins_add_the_inner_product_of_every_pair_to_those_of_logistic_regression) {
-  for (const Batch& batch : batches()) {
+  for (const Batch& batch : defined_batches()) {
     const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
     const auto weights = random_floats(batch.keys, 2);
     const auto factors = random_floats(batch.keys * dim, 3);
@@ -81,7 +81,7 @@ TEST_OF_ONE_THREAD(margins_add_the_inner_product_of_every_pair_to_those_of_logis
 }
 
 TEST_OF_ONE_THREAD(the_gradient_adds_slope_times_value_times_what_the_other_entries_sum_to) {
-  for (const Batch& batch : batches()) {
+  for (const Batch& batch : defined_batches()) {
     const std::size_t dim = kDims[(batch.columns.size() + 1) % std::size(kDims)];
     const auto factors = random_floats(batch.keys * dim, 3);
     const auto slopes = random_slopes(batch.size(), 5);

@@ -19,9 +19,9 @@ constexpr std::size_t kDims[] = {1, 2, 3, 4, 7, 16, 17, 40};
 constexpr Pooling kPoolings[] = {Pooling::kSum, Pooling::kMean, Pooling::kSqrtn, Pooling::kMax};
 
 // Batches without a bias.
-std::vector<Batch> all_bags() {
+std::vector<Batch> bags_of(std::vector<Batch> some) {
   std::vector<Batch> all;
-  for (Batch& batch : batches()) {
+  for (Batch& batch : some) {
     if (!batch.bias) {
       all.push_back(std::move(batch));
     }
@@ -84,7 +84,7 @@ bool near(float got, double want, double size) {
 
 TEST_OF_ONE_THREAD(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_weighted_rows) {
   for (const Pooling pooling : kPoolings) {
-    for (const Batch& batch : all_bags()) {
+    for (const Batch& batch : bags_of(defined_batches())) {
       const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
       const auto rows = random_floats(batch.keys * dim, 3);
       const auto [out, winners] = pooled(pooling, batch, rows, dim, *pools()[1]);
@@ -120,7 +120,7 @@ TEST_OF_ONE_THREAD(a_bag_is_the_sum_the_mean_or_the_greatest_of_its_weighted_row
 
 TEST_OF_ONE_THREAD(the_gradient_of_a_key_is_the_sum_over_its_places) {
   for (const Pooling pooling : kPoolings) {
-    for (const Batch& batch : all_bags()) {
+    for (const Batch& batch : bags_of(defined_batches())) {
       const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
       const auto rows = random_floats(batch.keys * dim, 3);
       const auto grads = random_floats(batch.size() * dim, 4);
@@ -150,7 +150,7 @@ TEST_OF_ONE_THREAD(the_gradient_of_a_key_is_the_sum_over_its_places) {
 TEST_OF_ONE_THREAD(the_gradient_of_a_value_is_that_of_its_bag) {
   constexpr double kStep = 1e-5;
   for (const Pooling pooling : kPoolings) {
-    for (const Batch& batch : all_bags()) {
+    for (const Batch& batch : bags_of(defined_batches())) {
       const std::size_t dim = kDims[batch.columns.size() % std::size(kDims)];
       const auto rows = random_floats(batch.keys * dim, 3);
       const auto grads = random_floats(batch.size() * dim, 4);
@@ -214,7 +214,7 @@ TEST_OF_ONE_THREAD(a_bag_whose_divisor_is_0_gives_zeros) {
 
 TEST(pooling_has_the_same_bits_in_any_number_of_threads) {
   for (const Pooling pooling : kPoolings) {
-    for (const Batch& batch : all_bags()) {
+    for (const Batch& batch : bags_of(batches())) {
       const std::size_t dim = 16;
       const auto rows = random_floats(batch.keys * dim, 3);
       const auto grads = random_floats(batch.size() * dim, 4);
