@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -35,35 +34,37 @@ std::shared_ptr<InputSchema> make_schema(const std::string& description, const s
   return std::make_shared<InputSchema>(predict::read_schema(parsed.get_object(), fields_of));
 }
 
-// A model of an export. Models are used by threads without Python; the tables in Python live as long as their model.
-template <class Made, class... Arguments>
-std::shared_ptr<Made> make_model(const std::string& description, const py::dict& tables,
-                                 const Arguments&... more) {
+// What `make` makes of an object that describes a model, and of a function from names to tables. Models are used by
+// threads without Python; the tables in Python live as long as their model.
+template <class Make>
+auto make_model(const std::string& description, const py::dict& tables, const Make& make) {
   const auto parsed = predict::parse_json(description);
   SHOAL_CHECK(parsed.is_object(), "the description of a model is not an object");
-  const auto table = [&](std::string_view name) -> const ExportReader* {
+  auto model = make(parsed.get_object(), [&](std::string_view name) -> const ExportReader* {
     const py::str key(name.data(), name.size());
     return tables.contains(key) ? tables[key].cast<const ExportReader*>() : nullptr;
-  };
-  std::unique_ptr<Made> model;
-  if constexpr (std::is_same_v<Made, TableModel>) {
-    model = std::make_unique<Made>(predict::read_description(parsed.get_object()), table);
-  } else {
-    model = std::make_unique<Made>(parsed.get_object(), more..., table);
-  }
+  });
+  using Made = typename decltype(model)::element_type;
   auto kept = std::make_unique<py::object>(tables.attr("copy")());
-  return {model.release(), [kept = kept.release()](const Made* one) {
-            delete one;
-            const py::gil_scoped_acquire gil;
-            delete kept;
-          }};
+  return std::shared_ptr<Made>(model.release(), [kept = kept.release()](const Made* one) {
+    delete one;
+    const py::gil_scoped_acquire gil;
+    delete kept;
+  });
+}
+
+std::shared_ptr<TableModel> make_table_model(const std::string& description, const py::dict& tables) {
+  return make_model(description, tables, [](const auto& described, const auto& table) {
+    return std::make_unique<TableModel>(predict::read_description(described), table);
+  });
 }
 
 std::shared_ptr<ClickModel> make_click_model(const std::string& description, const py::dict& tables,
                                              const std::string& tower,
                                              const std::shared_ptr<OnnxRuntime>& runtime) {
-  return make_model<ClickModel>(description, tables, std::shared_ptr<const OnnxRuntime>(runtime),
-                                std::string_view(tower));
+  return make_model(description, tables, [&](const auto& described, const auto& table) {
+    return std::make_unique<ClickModel>(described, runtime, tower, table);
+  });
 }
 
 predict::Features features_of(const Array<std::int64_t>& indptr, const Array<std::uint64_t>& keys,
@@ -185,7 +186,7 @@ void add_predict(py::module_& module) {
            py::arg("values").noconvert().none(true), py::arg("fields").noconvert().none(true),
            py::arg("pool"));
   py::class_<TableModel, Model, std::shared_ptr<TableModel>>(module, "TableModel")
-      .def(py::init(&make_model<TableModel>), py::arg("description"), py::arg("tables"));
+      .def(py::init(&make_table_model), py::arg("description"), py::arg("tables"));
   py::class_<ClickModel, Model, std::shared_ptr<ClickModel>>(module, "ClickModel")
       .def(py::init(&make_click_model), py::arg("description"), py::arg("tables"), py::arg("tower"),
            py::arg("runtime"))
