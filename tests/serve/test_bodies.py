@@ -16,10 +16,12 @@ from tiers import rounds
 
 pa = pytest.importorskip("pyarrow")
 
-from shoal.serve.bodies import ARROW, CSV, JSON, TEXT, examples  # noqa: E402
+from shoal.serve.bodies import ARROW, JSON, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, Limits, RequestError  # noqa: E402
 
+TEXT = "text/plain"
+CSV = "text/csv"
 ASKED = {"label": "y", "categorical": ["site"], "numeric": ["price"], "lists": {"seen": "site"}}
 HEADER = b"site,price,seen\n"
 WITH_VECTORS = {"label": "y", "categorical": ["site"], "vectors": ["dwell"]}

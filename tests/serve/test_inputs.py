@@ -19,9 +19,11 @@ from tiers import rounds
 pa = pytest.importorskip("pyarrow")
 
 from shoal.serve import ServedModel  # noqa: E402
-from shoal.serve.bodies import ARROW, JSON, TEXT, examples  # noqa: E402
+from shoal.serve.bodies import ARROW, JSON, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, Limits, RequestError, TooLargeError  # noqa: E402
+
+TEXT = "text/plain"
 
 
 class Asked:

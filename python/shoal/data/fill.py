@@ -23,7 +23,7 @@ from shoal.data.batch import Batch, marked
 from shoal.data.csv import CR_ALONE
 from shoal.data.interactions import interact, pair_numbers
 from shoal.data.names import Spelled
-from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor, joined
+from shoal.data.rebatch import BatchGroup, BatchGroups, BatchQueue, Cursor
 from shoal.data.rows import Format, Parse, RowBuffer
 from shoal.data.source import Block, Lines, LineTooLongError
 
@@ -272,35 +272,6 @@ def parse_values(form: Format, values: Sequence[bytes], *, skip: bool) -> tuple[
     return parsed.batch, parsed.skipped
 
 
-class MalformedLineError(ValueError):
-    """A line of a text that cannot be read: the examples before it, the byte of it that is wrong, and the line."""
-
-    def __init__(self, what: str, number: int, at: int, line: bytes) -> None:
-        super().__init__(what)
-        self.number = number
-        self.at = at
-        self.line = line
-
-
-def parse_text(form: Format, text: bytes) -> Batch | None:
-    """Read a text in memory as a file of the format is read; None: it holds no example."""
-    if not text.endswith(b"\n"):
-        text += b"\n"
-        if form.header is None:
-            _check_line_ends(text)
-    parse = form.parse
-    if form.header is not None:
-        header, _, text = text.partition(b"\n")
-        parse = form.header(header, form.labelled)
-    if parse is None:
-        return None
-    parsed = _parse(parse, form, memoryview(text), form.rows(), skip=False)
-    if parsed.fault:
-        line = text[parsed.end :].partition(b"\n")[0]
-        raise MalformedLineError(_reader.FAULTS[parsed.fault], len(parsed.batch), parsed.at - parsed.end, line)
-    return joined([parsed.batch]) if len(parsed.batch) else None
-
-
 def _bound(form: Format, lines: Lines) -> Parse:
     """Find what parses the lines of a file with a header."""
     assert form.header is not None, "a format has a parser, or a header that selects one"
@@ -310,11 +281,11 @@ def _bound(form: Format, lines: Lines) -> Parse:
         raise ValueError(f"{lines.file.name}, line 1: {error}") from None
 
 
-def _check_line_ends(text: bytes | memoryview, name: str = "") -> None:
+def _check_line_ends(text: memoryview, name: str) -> None:
     """Refuse a text whose only newline was added at its end, with line ends of another kind inside."""
     first, _, rest = bytes(text).partition(b"\n")
     if not rest and b"\r" in first.rstrip(b"\r"):
-        raise ValueError(f"{name}: {CR_ALONE}" if name else CR_ALONE)
+        raise ValueError(f"{name}: {CR_ALONE}")
 
 
 def _raise_at(lines: Lines, line: int, what: str) -> Generator[None, None, None]:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from shoal.models.learner import Floats
 
 JSON = "application/json"
-TEXT = "text/plain"
-CSV = "text/csv"
 ARROW = "application/vnd.apache.arrow.stream"
 
 

@@ -14,7 +14,6 @@ Threads: immutable.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -86,8 +85,8 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, dict=True):
     Examples
     --------
     >>> map = cut_evenly(1, 1024, [("tcp://10.0.0.1:5571", 0), ("tcp://10.0.0.2:5571", 1)])
-    >>> map.slots, len(map.arcs), map.of_slot(511).server, map.of_slot(512).server
-    (1024, 8, 0, 1)
+    >>> map.slots, len(map.arcs), [(run.first_slot, run.endpoint.server) for run in map.runs]
+    (1024, 8, [(0, 0), (512, 1)])
     """
 
     # At least 1; grows with every change.
@@ -166,21 +165,6 @@ class ClusterMap(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def endpoint(self, id: int) -> Endpoint:
         """Return an endpoint."""
         return self._by_id[id]
-
-    def run_of(self, slot: int) -> Run:
-        """Return the run of a slot."""
-        if not 0 <= slot < self.slots:
-            raise IndexError(f"slot {slot} of {self.slots}")
-        return self.runs[bisect_right(self.runs, slot, key=lambda run: run.first_slot) - 1]
-
-    def of_slot(self, slot: int) -> Endpoint:
-        """Return the owner of a slot."""
-        return self.run_of(slot).endpoint
-
-    def arcs_of(self, first: int, end: int) -> tuple[Arc, ...]:
-        """Return the arcs that have some of the slots [first, end), in slot order."""
-        low = bisect_right(self.arcs, first, key=lambda arc: arc.end_slot)
-        return self.arcs[low : bisect_left(self.arcs, end, lo=low, key=lambda arc: arc.first_slot)]
 
     def of_server(self, server: int) -> tuple[Endpoint, ...]:
         """Return the endpoints of a server, by id."""
