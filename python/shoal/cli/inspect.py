@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shoal.checkpoint.format import SavedTable
     from shoal.export.cache import Cache
     from shoal.models.files import ModelFile
     from shoal.storage.base import StorageDir
@@ -60,10 +61,9 @@ class Inspect(Output, frozen=True, kw_only=True):
 def inspect(options: Inspect) -> Answer:
     """Describe a model or a checkpoint, and verify every byte of it."""
     from shoal import checkpoint
-    from shoal.data import columns
     from shoal.export import manifest as exported
     from shoal.export.cache import Cache
-    from shoal.models import calibration, files
+    from shoal.models import files
     from shoal.storage.open import open_dir
 
     directory = open_dir(options.path)
@@ -72,97 +72,24 @@ def inspect(options: Inspect) -> Answer:
             raise ValueError("an export has no optimizer state, and --row and --top read a model: name the model")
         return _export(directory, Cache(options.cache))
     folder, described = files.checkpoint_in(directory)
-    facts: dict[str, Any] = {"directory": str(directory)}
-    lines = []
+    facts: dict[str, Any] = {"directory": str(directory), "kind": "checkpoint"}
+    lines: list[str] = []
     if described is not None:
-        facts |= {
-            "kind": described.model,
-            "trained_on": described.format,
-            "schema": described.schema,
-            "examples": described.examples,
-            "bias": described.bias,
-            "normalized": described.normalized,
-            **(described.multiclass or {}),
-            "calibration": described.calibration,
-            "passes": described.history.passes,
-            "best_pass": described.history.best_pass,
-            "fits": described.history.fits,
-        }
-        lines.append(f"{directory}: {described.model}, trained on {counted(described.examples, 'example')}")
-        lines.append(f"    format      {described.format or 'unknown'}")
-        lines += [f"    {name:<11} {value}" for name, value in columns.schema_items(described.schema)]
-        lines.append(f"    bias        {'yes' if described.bias else 'no'}")
-        if described.multiclass is not None:
-            lines += [f"    {name:<11} {value}" for name, value in described.multiclass.items()]
-        if described.normalized:
-            lines.append("    normalized  yes: values are divided by learned scales")
-        if described.calibration is not None:
-            lines.append(f"    calibrated  {calibration.from_dict(described.calibration)}")
-        for fit in described.history.fits[-1:]:
-            files_of = [*([fit.data] if fit.data else []), *([f"held out {fit.valid}"] if fit.valid else [])]
-            if files_of:
-                lines.append(f"    data        {', '.join(files_of)}")
-            lines.append(f"    fit         {', '.join(f'{name} {value}' for name, value in fit.settings())}")
-        passes = described.history.passes
-        if len(passes) > PASSES:
-            lines.append(f"    passes      {len(passes):,}, the latest:")
-        progressive = {fit.first_pass for fit in described.history.fits}
-        for done in passes[-PASSES:]:
-            note = "" if done.number in progressive else ", of examples seen before"
-            cut = "" if done.complete else " (interrupted)"
-            lines.append(f"    pass {done.number:<6} {done.metrics}{note}{cut}")
-            if done.valid is not None:
-                lines.append(f"    {'valid':<11} {done.valid}")
-        named = files.load_names(directory)
-        if named is not None:
-            facts["names"] = len(named)
-            lines.append(f"    names       {len(named):,} features")
+        more_facts, lines = _model(directory, described)
+        facts |= more_facts
         if options.top:
             facts["top"], more = (_top_rows if described.model == files.CLICK else _top)(directory, options.top)
             lines += more
-    else:
-        facts["kind"] = "checkpoint"
     manifest = checkpoint.verify(folder)
-    tables = []
     if manifest.base is not None:
         facts["base"] = {"path": manifest.base.path, "digest": manifest.base.digest}
         lines.append(f"{folder}: the changes since {manifest.base.path}")
     lines.append(f"{folder}: checkpoint of {counted(len(manifest.tables), 'table')} in {manifest.slots:,} slots")
+    tables = []
     for table in manifest.tables:
-        size = sum(file.bytes for file in table.files)
-        tables.append(
-            {
-                "name": table.name,
-                "dim": table.dim,
-                "dtype": table.dtype,
-                "optimizer": table.optimizer,
-                "params": table.params,
-                "init": table.init,
-                "seed": table.seed,
-                "step": table.step,
-                "rows": table.rows,
-                "total": table.size,
-                "bytes": size,
-                "files": table.files,
-                "admit": table.admit,
-                "expire": table.expire,
-                "clock": table.clock,
-            }
-        )
-        spec = table.spec()
-        params = ", ".join(f"{name}={value:g}" for name, value in table.params.items())
-        whole = f" of {table.size:,}" if table.delta else ""
-        per_row = f" ({size / table.rows:.1f} per row)" if table.rows else ""
-        lines.append(
-            f"    table {table.name!r}: {table.rows:,} rows{whole}, dim {table.dim}, {table.dtype}, seed {table.seed}"
-        )
-        lines.append(f"        {table.optimizer}({params}), initial rows {table.init}, {table.step:,} pushes")
-        if spec.has_rules:
-            admits = f"admits {spec.admit}, " if spec.admit is not None else ""
-            expires = f"removes {', '.join(map(str, spec.expire))}, " if spec.expire else ""
-            lines.append(f"        {admits}{expires}at clock {table.clock:,}")
-        lines.append(f"        {size:,} bytes{per_row} in {counted(len(table.files), 'file')}")
-        lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
+        found, more = _table(table)
+        tables.append(found)
+        lines += more
     if options.row:
         facts["rows"], more = _rows(folder, described, options.row)
         lines += more
@@ -172,6 +99,93 @@ def inspect(options: Inspect) -> Answer:
     facts |= {"checkpoint": str(folder), "slots": manifest.slots, "tables": tables, "verified": True}
     lines.append("every checksum matches")
     return _answer(lines, facts)
+
+
+def _model(directory: StorageDir, described: ModelFile) -> tuple[dict[str, Any], list[str]]:
+    """Describe a model without its tables, as facts and as lines."""
+    from shoal.data import columns
+    from shoal.models import calibration, files
+
+    facts: dict[str, Any] = {
+        "kind": described.model,
+        "trained_on": described.format,
+        "schema": described.schema,
+        "examples": described.examples,
+        "bias": described.bias,
+        "normalized": described.normalized,
+        **(described.multiclass or {}),
+        "calibration": described.calibration,
+        "passes": described.history.passes,
+        "best_pass": described.history.best_pass,
+        "fits": described.history.fits,
+    }
+    lines = [f"{directory}: {described.model}, trained on {counted(described.examples, 'example')}"]
+    lines.append(f"    format      {described.format or 'unknown'}")
+    lines += [f"    {name:<11} {value}" for name, value in columns.schema_items(described.schema)]
+    lines.append(f"    bias        {'yes' if described.bias else 'no'}")
+    if described.multiclass is not None:
+        lines += [f"    {name:<11} {value}" for name, value in described.multiclass.items()]
+    if described.normalized:
+        lines.append("    normalized  yes: values are divided by learned scales")
+    if described.calibration is not None:
+        lines.append(f"    calibrated  {calibration.from_dict(described.calibration)}")
+    for fit in described.history.fits[-1:]:
+        files_of = [*([fit.data] if fit.data else []), *([f"held out {fit.valid}"] if fit.valid else [])]
+        if files_of:
+            lines.append(f"    data        {', '.join(files_of)}")
+        lines.append(f"    fit         {', '.join(f'{name} {value}' for name, value in fit.settings())}")
+    passes = described.history.passes
+    if len(passes) > PASSES:
+        lines.append(f"    passes      {len(passes):,}, the latest:")
+    progressive = {fit.first_pass for fit in described.history.fits}
+    for done in passes[-PASSES:]:
+        note = "" if done.number in progressive else ", of examples seen before"
+        cut = "" if done.complete else " (interrupted)"
+        lines.append(f"    pass {done.number:<6} {done.metrics}{note}{cut}")
+        if done.valid is not None:
+            lines.append(f"    {'valid':<11} {done.valid}")
+    named = files.load_names(directory)
+    if named is not None:
+        facts["names"] = len(named)
+        lines.append(f"    names       {len(named):,} features")
+    return facts, lines
+
+
+def _table(table: SavedTable) -> tuple[dict[str, Any], list[str]]:
+    """Describe a table of a checkpoint, as facts and as lines."""
+    size = sum(file.bytes for file in table.files)
+    facts: dict[str, Any] = {
+        "name": table.name,
+        "dim": table.dim,
+        "dtype": table.dtype,
+        "optimizer": table.optimizer,
+        "params": table.params,
+        "init": table.init,
+        "seed": table.seed,
+        "step": table.step,
+        "rows": table.rows,
+        "total": table.size,
+        "bytes": size,
+        "files": table.files,
+        "admit": table.admit,
+        "expire": table.expire,
+        "clock": table.clock,
+    }
+    spec = table.spec()
+    params = ", ".join(f"{name}={value:g}" for name, value in table.params.items())
+    whole = f" of {table.size:,}" if table.delta else ""
+    per_row = f" ({size / table.rows:.1f} per row)" if table.rows else ""
+    lines = [
+        f"    table {table.name!r}: {table.rows:,} rows{whole}, dim {table.dim}, {table.dtype}, seed {table.seed}",
+        f"        {table.optimizer}({params}), initial rows {table.init}, {table.step:,} pushes",
+    ]
+    if spec.has_rules:
+        admits = f"admits {spec.admit}, " if spec.admit is not None else ""
+        expires = f"removes {', '.join(map(str, spec.expire))}, " if spec.expire else ""
+        lines.append(f"        {admits}{expires}at clock {table.clock:,}")
+    lines.append(f"        {size:,} bytes{per_row} in {counted(len(table.files), 'file')}")
+    lines += [f"            {file.name}  {file.bytes:,} bytes" for file in table.files]
+    return facts, lines
 
 
 def _answer(lines: list[str], facts: dict[str, Any]) -> Answer:
