@@ -111,119 +111,166 @@ def run_workers(
     again; one that was started again before has not failed if another one finishes. One that has left, with status 0,
     has not finished. ``restarts`` is how often a worker that was killed by a signal is started again, of all together.
     """
-    is_range = isinstance(workers, tuple)
-    least = workers[0] if isinstance(workers, tuple) else workers
-    children: list[Process] = []
     output = _Output()
-
-    def kill_dead(rank: int, process: int) -> None:
-        """Kill the process of a worker that was declared dead: it may be stopped."""
-        for child in children if is_range else children[rank : rank + 1]:
-            if child.has(process):
-                warn(f"{child.name} was declared dead, but its process {process} exists: it is killed")
-                child.signal(signal.SIGKILL)
 
     def start(rank: int) -> Process:
         with held_back():
             return cluster.start_worker(rank, command, workers, output.held(emit), output.held(emit_error))
 
-    going: set[Process] = set()
-    again: set[Process] = set()
-
-    def start_again(child: Process) -> None:
-        nonlocal restarts
-        assert child.returncode is not None
-        restarts -= 1
-        rank = children.index(child)
-        warn(
-            f"{child.name} was killed by signal {-child.returncode} and starts again, "
-            f"{counted(restarts, 'restart')} left (--worker-restarts)"
-        )
-        children[rank] = start(rank)
-        going.discard(child)
-        going.add(children[rank])
-        again.add(children[rank])
-
-    cluster.on_dead_worker = kill_dead
+    started = _StartedWorkers(cluster, start, warn, is_range=isinstance(workers, tuple), restarts=restarts)
+    cluster.on_dead_worker = started.kill_dead
     patience = 0.0  # until the cluster is complete: no worker has learned anything
     try:
+        least = workers[0] if isinstance(workers, tuple) else workers
         cluster.prepare_workers(least)
-        while len(children) < least:
-            children.append(start(len(children)))
+        started.start(least)
         cluster.complete()
         output.show()
         patience = PATIENCE_SECONDS
         if isinstance(workers, tuple):
             warn(f"more workers may join: SHOAL_SCHEDULER={cluster.address} SHOAL_WORKERS={workers[0]}:{workers[1]}")
-        going.update(children)
-        killed: list[Process] = []
-        failed: list[Process] = []  # of a range those that were started again
-        has_ended = False  # whether one has ended with status 0: it has finished, or it has left
-
-        def has_finished() -> bool:
-            return has_ended and cluster.status()["outcome"] not in ("unfinished", "moving")
-
-        while going:
-            child = cluster.ended.get()
-            code = child.returncode
-            assert code is not None
-            if child in going and code < 0 and restarts > 0 and not (is_range and has_finished()):
-                start_again(child)
-                continue
-            if child in going and code < 0 and is_range:
-                others = "others have finished" if has_finished() else "the others go on without it"
-                warn(f"{child.name} was killed by signal {-code}; {others}")
-                killed.append(child)
-                going.remove(child)
-                continue
-            if child in again and code != 0 and is_range:  # the job may have ended before it could take part
-                warn(f"{child.name}, which was started again, ended with status {code}")
-                failed.append(child)
-                going.remove(child)
-                continue
-            if child not in going or code != 0:
-                return child
-            has_ended = True
-            going.remove(child)
-        while is_range and ((status := cluster.status())["workers"] or status["outcome"] == "moving"):
-            with contextlib.suppress(queue.Empty):  # a server or the scheduler
-                return cluster.ended.get(timeout=_POLL_SECONDS)
-        is_told = False
-        while cluster.has_named_jobs and (names := _named_jobs(cluster)):  # of programs that others have started
-            if not is_told:
-                warn(f"the workers have ended; the cluster goes on until its other jobs end: {', '.join(names)}")
-            is_told = True
-            with contextlib.suppress(queue.Empty):
-                return cluster.ended.get(timeout=_POLL_SECONDS)
-        if is_range and cluster.status()["outcome"] == "unfinished":
-            if not (failed or killed):
-                raise WorkerLostError(
-                    "all workers have left the fit before its end, and none has continued it: start it again, with "
-                    "resume=True (--resume) if it writes checkpoints"
-                )
-            return (failed or killed)[0]
-        if failed and not has_ended:
-            return failed[0]
-        return killed[0] if len(killed) == len(children) else None
+        return started.wait() or started.wait_for_others() or started.find_failed()
     except KeyboardInterrupt as interrupt:
         if output.is_shown:
             patience = 0.0
-            if is_range:
-                _forward(interrupt, children, grace, warn, as_interrupt=True)
-            else:  # the others wait for one that was killed: it ends the clock with them before it ends
-                _forward(
-                    interrupt,
-                    children,
-                    grace,
-                    warn,
-                    replace=lambda child: start_again(child) if restarts > 0 else None,
-                    is_ready=lambda child: child not in again or _has_joined(cluster, child),
-                )
+            started.forward(interrupt, grace)
         raise
     finally:
         cluster.on_dead_worker = None
         output.drop()
-        end_all(children, patience)
+        end_all(started.children, patience)
+
+
+class _StartedWorkers:
+    """The workers that `run_workers` starts: which of them run, and how the others have ended.
+
+    Threads: `kill_dead` is called by any.
+    """
+
+    def __init__(
+        self,
+        cluster: Supervisor,
+        start: Callable[[int], Process],
+        warn: Callable[[str], None],
+        *,
+        is_range: bool,
+        restarts: int,
+    ) -> None:
+        self.children: list[Process] = []  # by rank, those that were started last
+        self._cluster = cluster
+        self._start = start
+        self._warn = warn
+        self._is_range = is_range
+        self._restarts = restarts  # that are left
+        self._going: set[Process] = set()
+        self._again: set[Process] = set()  # that were started again
+        self._killed: list[Process] = []
+        self._failed: list[Process] = []  # of a range those that were started again
+        self._has_ended = False  # whether one has ended with status 0: it has finished, or it has left
+
+    def start(self, count: int) -> None:
+        """Start so many workers."""
+        while len(self.children) < count:
+            self.children.append(self._start(len(self.children)))
+        self._going.update(self.children)
+
+    def _start_again(self, child: Process) -> None:
+        assert child.returncode is not None
+        self._restarts -= 1
+        rank = self.children.index(child)
+        self._warn(
+            f"{child.name} was killed by signal {-child.returncode} and starts again, "
+            f"{counted(self._restarts, 'restart')} left (--worker-restarts)"
+        )
+        self.children[rank] = self._start(rank)
+        self._going.discard(child)
+        self._going.add(self.children[rank])
+        self._again.add(self.children[rank])
+
+    def kill_dead(self, rank: int, process: int) -> None:
+        """Kill the process of a worker that was declared dead: it may be stopped."""
+        for child in self.children if self._is_range else self.children[rank : rank + 1]:
+            if child.has(process):
+                self._warn(f"{child.name} was declared dead, but its process {process} exists: it is killed")
+                child.signal(signal.SIGKILL)
+
+    def _has_finished(self) -> bool:
+        return self._has_ended and self._cluster.status()["outcome"] not in ("unfinished", "moving")
+
+    def wait(self) -> Process | None:
+        """Wait until all workers have ended; return the first process that failed, also a server or the scheduler."""
+        while self._going:
+            child = self._cluster.ended.get()
+            code = child.returncode
+            assert code is not None
+            if (
+                child in self._going
+                and code < 0
+                and self._restarts > 0
+                and not (self._is_range and self._has_finished())
+            ):
+                self._start_again(child)
+                continue
+            if child in self._going and code < 0 and self._is_range:
+                others = "others have finished" if self._has_finished() else "the others go on without it"
+                self._warn(f"{child.name} was killed by signal {-code}; {others}")
+                self._killed.append(child)
+                self._going.remove(child)
+                continue
+            if (
+                child in self._again and code != 0 and self._is_range
+            ):  # the job may have ended before it could take part
+                self._warn(f"{child.name}, which was started again, ended with status {code}")
+                self._failed.append(child)
+                self._going.remove(child)
+                continue
+            if child not in self._going or code != 0:
+                return child
+            self._has_ended = True
+            self._going.remove(child)
+        return None
+
+    def wait_for_others(self) -> Process | None:
+        """Wait for workers that others have started, of a range and of named jobs; return a process that failed."""
+        cluster = self._cluster
+        while self._is_range and ((status := cluster.status())["workers"] or status["outcome"] == "moving"):
+            with contextlib.suppress(queue.Empty):  # a server or the scheduler
+                return cluster.ended.get(timeout=_POLL_SECONDS)
+        is_told = False
+        while cluster.has_named_jobs and (names := _named_jobs(cluster)):
+            if not is_told:
+                self._warn(f"the workers have ended; the cluster goes on until its other jobs end: {', '.join(names)}")
+            is_told = True
+            with contextlib.suppress(queue.Empty):
+                return cluster.ended.get(timeout=_POLL_SECONDS)
+        return None
+
+    def find_failed(self) -> Process | None:
+        """Return a worker that failed, now that all have ended; None: the program has done what it was started for."""
+        if self._is_range and self._cluster.status()["outcome"] == "unfinished":
+            if not (self._failed or self._killed):
+                raise WorkerLostError(
+                    "all workers have left the fit before its end, and none has continued it: start it again, with "
+                    "resume=True (--resume) if it writes checkpoints"
+                )
+            return (self._failed or self._killed)[0]
+        if self._failed and not self._has_ended:
+            return self._failed[0]
+        return self._killed[0] if len(self._killed) == len(self.children) else None
+
+    def forward(self, interrupt: KeyboardInterrupt, grace: float) -> None:
+        """Forward the received signal to the workers, and wait ``grace`` seconds for them to end."""
+        if self._is_range:
+            _forward(interrupt, self.children, grace, self._warn, as_interrupt=True)
+        else:  # the others wait for one that was killed: it ends the clock with them before it ends
+            _forward(
+                interrupt,
+                self.children,
+                grace,
+                self._warn,
+                replace=lambda child: self._start_again(child) if self._restarts > 0 else None,
+                is_ready=lambda child: child not in self._again or _has_joined(self._cluster, child),
+            )
 
 
 class _Output:
