@@ -1,6 +1,8 @@
-"""Control messages and the tasks of saves and loads have the bytes that ``golden/control-v8.json`` holds.
+"""Control messages and the tasks of saves and loads have the bytes that ``golden/control.json`` holds.
 
     python tests/cluster/protocol/test_control_golden.py        prints the file's content
+
+The preambles there have the version: after a change of messages it is raised, and the file is written again.
 
 A class is found by its tag, so renaming one does not change this file.
 """
@@ -35,7 +37,7 @@ from shoal.cluster.protocol.status import (
 from shoal.cluster.protocol.tasks import ReadTask, Report, WriteTask
 from shoal.table.spec import TableRecord
 
-MESSAGES = GOLDEN / "control-v8.json"
+MESSAGES = GOLDEN / "control.json"
 
 
 def kinds(*unions: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -231,12 +232,12 @@ def test_what_is_no_control_message_gets_no_answer_and_harms_nobody():
         stray.connect(cluster.address)
         for frames in ([b""], [b"GET / HTTP/1.1"], [b"SHOALCTL\1\0", b"\xff"], [b"SHOALCTL\1\0"], [b"x"] * 9):
             stray.send_multipart(frames)
-        stray.send_multipart([b"SHOALCTL\x09\0", b"hello"])
+        stray.send_multipart([b"SHOALCTL" + struct.pack("<H", VERSION + 1), b"hello"])
         assert stray.poll(TIMEOUT * 1000)
         answers = [stray.recv_multipart()]
         while stray.poll(100):
             answers.append(stray.recv_multipart())
-        assert b"version 9 meet version %d" % VERSION in answers[-1][2]
+        assert b"version %d meet version %d" % (VERSION + 1, VERSION) in answers[-1][2]
         with FakeServer(cluster.address) as server:
             assert server.joined.wait(TIMEOUT)
 
