@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
 
 import shoal
+from shoal import config
 from shoal.cli import main
 from shoal.data.guess import guess_format
 from shoal.data.readers import READERS
@@ -53,6 +55,11 @@ def test_a_name_decides_where_a_line_fits_several_formats(tmp_path):
     with pytest.raises(ValueError, match="is a stream"):
         guess_format(io.BytesIO(b"1 3:1\n"))
     assert set(LINES) - {"tsv"} | {"parquet"} == set(READERS)
+
+
+def test_the_command_line_has_the_formats_that_have_readers():
+    named = {name for one in get_args(get_args(config.Format)[0]) for name in get_args(one)}
+    assert named == {*READERS, "tsv", "json"}  # csv with another separator, and messages of a topic
 
 
 def test_the_command_line_guesses_the_format_and_says_so(tmp_path, capsys, monkeypatch):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import cli
+from shoal.data.readers import NAMED_FORMATS, READERS
 from tiers import rounds
 
 pa = pytest.importorskip("pyarrow")
@@ -218,6 +219,10 @@ def text_models():
     }
     crossed = {"libffm": [(0, 1)], "vw": [("user", "item")], "criteo": [("I1", "C2")]}
     return [(form, some, crossed.get(form)) for form, some in lines.items()]
+
+
+def test_models_of_every_format_of_lines_are_asked():
+    assert {form for form, _, _ in text_models()} == READERS.keys() - NAMED_FORMATS
 
 
 @pytest.mark.parametrize(

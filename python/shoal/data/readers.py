@@ -554,6 +554,9 @@ def field_number(form: str, name: Field) -> int:
     return _NUMBERS[form](name)
 
 
+# Formats of named columns, whose keys are the same.
+NAMED_FORMATS = ("csv", "parquet", "arrow")
+
 # By the names of the formats.
 READERS: dict[str, Callable[..., Reader]] = {
     LIBSVM.name: read_libsvm,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data import Batch, Reader
+from shoal.data.readers import NAMED_FORMATS
 from shoal.errors import CorruptionError
 from shoal.metrics import Accumulator, Metrics, StreamMetrics, probabilities
 from shoal.models import evaluation, inputs, sources
@@ -26,7 +27,6 @@ from shoal.models.measured import Margins, MeasuredExamples
 from shoal.models.plan import Plan
 from shoal.table.table import Table
 
-_NAMED_COLUMNS = ("csv", "parquet", "arrow")  # formats with the same keys
 _FEATURES = ("categorical", "numeric", "lists", "vectors", "interactions")  # of a schema: the sources of keys
 Method = Literal["isotonic", "platt"]
 
@@ -424,4 +424,4 @@ def _unordered(columns: Any) -> Any:
 
 
 def _kind(form: str) -> str:
-    return "columns" if form in _NAMED_COLUMNS else form
+    return "columns" if form in NAMED_FORMATS else form

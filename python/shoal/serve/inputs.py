@@ -26,8 +26,8 @@ from shoal import _core
 from shoal.data import Batch
 from shoal.data.columns import CATEGORICAL, LABEL, LIST, NUMERIC, PASSED_OVER, VECTOR, Columns, listed, missing_texts
 from shoal.data.interactions import named_pairs
-from shoal.data.readers import field_number
-from shoal.data.rows import CRITEO, LIBFFM, LIBSVM, VW
+from shoal.data.readers import NAMED_FORMATS, READERS, field_number
+from shoal.data.rows import CRITEO
 from shoal.serve.limits import RequestError, TooLargeError
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 10_000  # of a table in a body
 _NAME_LENGTH = 80  # of an unknown column in a message
-_NAMED = ("csv", "parquet", "arrow")
-_LINES = {form.name for form in (LIBSVM, LIBFFM, VW, CRITEO)}
+_LINES = READERS.keys() - NAMED_FORMATS
 _DECODED_BYTES = 10  # for a byte of a body, at most: a feature has two bytes of text or more
 _FEATURE_BYTES = 32  # of a feature in a batch and in the key batch made of it
 CRITEO_COLUMNS = (*(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
@@ -223,7 +222,7 @@ def _count_pairs(examples: Examples, pairs: npt.NDArray[np.uint64]) -> int:
 
 
 def _columns(form: str | None, schema: Mapping[str, Any]) -> Columns | None:
-    if form not in _NAMED:
+    if form not in NAMED_FORMATS:
         return None
     return Columns(
         label=schema.get("label"),
