@@ -430,6 +430,24 @@ def test_a_newer_version_is_not_guessed_at(saved):
         LogisticRegression.load(saved)
 
 
+class OfAnotherLoss(LogisticRegression):
+    """A model of two classes with a setting that other kinds lack."""
+
+    @property
+    def kind_settings(self):
+        return {"loss": "hinge"}
+
+
+def test_a_setting_of_a_kind_is_saved_and_compared_and_leaves_the_metrics_those_of_two_classes(batch, tmp_path):
+    with OfAnotherLoss() as model, LogisticRegression() as other:
+        directory = model.fit([batch], valid=[batch], progress=False).save(tmp_path / "model")
+        (measured,) = files.read(directory).history.passes
+        assert (measured.metrics, measured.valid) == (model.history.passes[0].metrics, model.history.passes[0].valid)
+        with pytest.raises(ValueError, match=r"loss='hinge'.*make it with the same settings"):
+            other.restore(directory)
+        model.restore(directory)
+
+
 def test_a_directory_that_is_no_model_or_not_there_is_said(tmp_path):
     with pytest.raises(CorruptionError, match=r"model\.json is missing"):
         LogisticRegression.load(tmp_path)

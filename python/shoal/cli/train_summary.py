@@ -99,7 +99,7 @@ def model_summary(model: Any) -> tuple[list[str], dict[str, Any]]:
     facts = fit_facts(model) | {"bytes": sum(one.bytes for _, one in stats)}
     if not is_click(model):
         weights = model.count_nonzero()
-        facts |= model.class_settings | {
+        facts |= model.kind_settings | {
             "rows": stats[0][1].rows,
             "nonzero_weights": weights,
             "bias": model.bias.tolist() if model.is_multiclass else model.bias,

@@ -101,7 +101,7 @@ class FitProgress:
         found: dict[str, Any] = {"kind": self.model.kind}
         if (module := getattr(self.model, "module", None)) is not None:
             found["module"] = type(module).__name__
-        found |= getattr(self.model, "class_settings", {})
+        found |= getattr(self.model, "kind_settings", {})
         for table in self.model.tables:
             found[f"{table.name}.dim"] = table.dim
             found[f"{table.name}.optimizer"] = type(table.optimizer).__name__

@@ -116,7 +116,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     tower: str | None = None
     tower_crc32c: str | None = None
     click: dict[str, Any] | None = None  # the settings that make a click model
-    multiclass: dict[str, Any] | None = None  # classes and loss of a multiclass regression
+    multiclass: dict[str, Any] | None = None  # `SavedModel.kind_settings`: classes and loss of several classes
     fit_state: FitState | None = msgspec.field(default=None, name="standing")  # of a fit that is not over
 
 
@@ -296,7 +296,7 @@ def read(where: StoragePath) -> ModelFile:
         raise CorruptionError(f"{path} is not a {' or '.join(KINDS)} of version {VERSION}: load it with a newer shoal")
     try:
         # Of several classes an accuracy of null is that of no examples.
-        may_be_missing = _MAY_BE_MISSING if head.get("multiclass") is None else _MAY_BE_MISSING - {"accuracy"}
+        may_be_missing = _MAY_BE_MISSING - {"accuracy"} if head["model"] == MULTICLASS else _MAY_BE_MISSING
         head["history"] = _nan_for_null(head["history"], may_be_missing)
         described = msgspec.convert(head, ModelFile)
     except (KeyError, msgspec.MsgspecError) as error:

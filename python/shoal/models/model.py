@@ -366,7 +366,7 @@ class Model(LinearWeights, SavedModel, Learner):
     @property
     def common_settings(self) -> dict[str, Any]:
         """The settings that all workers of a fit need to have in common, besides those of the plan."""
-        return self.class_settings | {"bias": self._has_bias, "normalized": self._is_normalized}
+        return self.kind_settings | {"bias": self._has_bias, "normalized": self._is_normalized}
 
     def learn(self, batch: Batch, keys: KeyBatch, seen: StreamMetrics | None) -> float:
         """Predict, count into ``seen``, push; the caller ends the store's clock.

@@ -148,7 +148,7 @@ class MulticlassRegression(Model):
         return [self._store.table(name, dim=classes, optimizer=optimizer, seed=seed, admit=admit, expire=expire)]
 
     @property
-    def class_settings(self) -> dict[str, Any]:
+    def kind_settings(self) -> dict[str, Any]:
         """The number of classes, and the loss."""
         return {"classes": self.classes, "loss": self.loss}
 

@@ -39,8 +39,8 @@ class SavedModel(SavedPredictor):
     _is_normalized: bool
 
     @property
-    def class_settings(self) -> dict[str, Any]:
-        """The settings that only a model of several classes has: their number, and the loss."""
+    def kind_settings(self) -> dict[str, Any]:
+        """The settings that only this kind of model has, which its file, its report and all workers of a fit have."""
         return {}
 
     @classmethod
@@ -140,7 +140,7 @@ class SavedModel(SavedPredictor):
             bias=self._has_bias,
             normalized=self._is_normalized,
             fit_state=fit_state,
-            multiclass=self.class_settings or None,
+            multiclass=self.kind_settings or None,
         )
 
     def restore(
@@ -172,7 +172,7 @@ class SavedModel(SavedPredictor):
         described = files.read(where)
         tables = described.table, *described.more_tables
         its = _named(described.model, tables, described.bias, described.multiclass)
-        mine = _named(self.kind, [table.name for table in self._tables], self._has_bias, self.class_settings)
+        mine = _named(self.kind, [table.name for table in self._tables], self._has_bias, self.kind_settings)
         if its != mine:
             raise ValueError(f"{where} is a {its}, this is a {mine}: make it with the same settings")
         self._store.load(where.child(described.checkpoint))

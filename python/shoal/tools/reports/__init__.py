@@ -168,7 +168,7 @@ def _of_model(model: Model, names: Mapping[int, str], top: int) -> _KindSections
     return _KindSections(
         rule=_rule(model.optimizer),
         settings=[
-            *((name, str(value)) for name, value in model.class_settings.items()),
+            *((name, str(value)) for name, value in model.kind_settings.items()),
             ("bias", bias if model.has_bias else "no"),
         ],
         nonzero=model.count_nonzero(),
