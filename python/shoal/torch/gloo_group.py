@@ -77,9 +77,10 @@ class GlooGroup:
             try:
                 work.wait(slice_of_time)
                 return
-            except RuntimeError:
+            except RuntimeError:  # the slice of time is over, or the sum has failed
                 if work.is_completed():
-                    raise
+                    work.wait()  # its own error; none if it has ended since
+                    return
             try:
                 check()
             except BaseException:
