@@ -265,6 +265,10 @@ class ConnectConfig(Config, frozen=True, kw_only=True):
         bool,
         "the servers reach the files of this machine, by the same paths; otherwise the worker reads and writes all "
         "rows itself",
+        Setting(
+            negated="the servers do not reach the files of this machine by the same paths: the worker reads and writes "
+            "all rows itself"
+        ),
     ] = True
     cache: Annotated[
         str | None,
@@ -602,10 +606,8 @@ class RegressionConfig(FTRLConfig, frozen=True, kw_only=True):
     """
 
     classes: Annotated[
-        int | None,
-        "number of classes, whose numbers 0 to K - 1 are the labels (default: 2)",
-        Setting(ge=3, metavar="K"),
-    ] = None
+        int, "number of classes, whose numbers 0 to K - 1 are the labels", Setting(ge=2, metavar="K")
+    ] = 2
     multi_class: Annotated[
         Literal["multinomial", "ovr"] | None,
         "loss of several classes: cross-entropy of softmax (multinomial), or a binary regression for each class "

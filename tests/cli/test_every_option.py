@@ -47,6 +47,11 @@ def why_refused(command: argparse.ArgumentParser, words: list[str], capsys: pyte
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_is_explained(name):
+    assert [action.dest for action in COMMANDS[name]._actions if not action.help] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_an_option_takes_what_its_help_says(name, capsys):
     command = COMMANDS[name]
     needed: list[str] = []

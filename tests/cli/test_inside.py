@@ -1,6 +1,7 @@
 """What the command line shows of the inside of models: names and rows."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -276,7 +277,11 @@ def test_the_importance_of_features_of_a_click_model(models, capsys):
     assert all(one["low"] <= one["importance"] <= one["high"] for one in found["features"])
     assert (found["examples"], found["blocks"], found["repeats"]) == (1200, 1, 5)
     assert main(["importance", "clicks", "--data", "train.csv", "--repeats", "2"]) == 0
-    assert "  user\n" in capsys.readouterr().out
+    assert "]  user\n" in capsys.readouterr().out
+    assert main(["importance", "clicks", "--data", "train.csv", "--repeats", "1"]) == 0  # which has no interval
+    printed = capsys.readouterr().out
+    assert "  user\n" in printed
+    assert not {"nan", "interval"} & set(re.findall(r"\w+", printed))
 
 
 def test_the_importance_of_a_feature_is_the_loss_by_an_exchange_of_its_cells(models):

@@ -210,13 +210,13 @@ def test_the_commands_train_measure_predict_and_serve(form: str, tmp_path: Path,
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        (["--classes", 2], "--classes is 2: pass 3 or more"),
+        (["--classes", 1], "--classes is 1: pass 2 or more"),
         (["--classes", 4, "--grid", "l1=0,1"], "--grid is for two classes and does not apply to --classes"),
         (["--classes", 4, "--calibrate", "platt"], "--calibrate is for two classes"),
         (["--classes", 4, "--negative-rate", 0.5], "--negative-rate is for two classes"),
         (["--classes", 4, "--passes", 5], "--passes requires --solver dbpg"),
         (["--classes", 4, "--metric", "auc"], "--metric auc is for two classes: pass --metric logloss or accuracy"),
-        (["--multi-class", "ovr"], "--multi-class requires --classes"),
+        (["--multi-class", "ovr"], "--multi-class requires --classes of 3 or more"),
         (["--classes", 3], "not the number of a class"),
     ],
 )

@@ -142,10 +142,11 @@ def train_lr(options: TrainOptions) -> Answer:
 
     settings = options.lr
     solver = _solver(options, settings)
-    if settings.classes is not None:
+    is_multiclass = settings.classes > 2
+    if is_multiclass:
         _check_classes(options, settings)
     elif settings.multi_class is not None:
-        raise ValueError("--multi-class requires --classes")
+        raise ValueError("--multi-class requires --classes of 3 or more")
     how = _how(options, settings, is_exact=settings.solver == "online")
     if options.grid:
         values = {name: list(map(_number, given)) for name, given in grid_values(options).items()}
@@ -157,7 +158,7 @@ def train_lr(options: TrainOptions) -> Answer:
             return fitted_grid(options, grid, data, grid.fit, lambda one: replace(options, lr=replace(settings, **one)))
     data = open_data(options)
     with open_store(options) as store:
-        if settings.classes is not None:
+        if is_multiclass:
             loss = settings.multi_class or "multinomial"
             del how["negative_rate"]
             several = MulticlassRegression(settings.classes, optimizer=_ftrl(settings), store=store, loss=loss, **how)

@@ -384,7 +384,13 @@ def fit(model: Model, solver: DBPG, given: FitInput) -> SolverResult:
             state = _state(work.violations(passes), solver)
             log.info("pass %d: violation %.3g of the first, logloss %.6f", passes, state.share, trainer.seen.logloss)
         if not state.converged:
-            log.warning("no optimum within %d passes: the violation is %.3g of the first", passes, state.share)
+            log.warning(
+                "no optimum within %d passes: the violation is %.3g of the first, and the tolerance %g: allow more passes, "
+                "or a larger one",
+                passes,
+                state.share,
+                solver.tolerance,
+            )
         if valid is not None:
             trainer.record_validation(measure([model], valid)[0], last=True)
         if not run.is_over:

@@ -320,7 +320,10 @@ def as_text(found: Importances) -> str:
     what = "the log-loss rises" if found.metric == "logloss" else "the AUC falls"
     lines = [
         f"{found.metric} {found.value:.6f}  ({counted(found.examples, 'example')}{blocks})",
-        f"how much {what} if a feature is permuted, by {counted(found.repeats, 'repeat')}, and the 95 % interval:",
+        f"how much {what} if a feature is permuted, by {counted(found.repeats, 'repeat')}"
+        + (", and the 95 % interval:" if found.repeats * found.blocks > 1 else ":"),
     ]
-    lines += [f"    {one.importance:<+11.6f} [{one.low:+.6f}, {one.high:+.6f}]  {one.name}" for one in found.features]
+    for one in found.features:
+        interval = "" if math.isnan(one.low) else f"[{one.low:+.6f}, {one.high:+.6f}]  "
+        lines.append(f"    {one.importance:<+11.6f} {interval}{one.name}")
     return "\n".join(lines)
