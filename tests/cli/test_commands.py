@@ -298,7 +298,11 @@ GOOD = ["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m"]
     ("arguments", "status", "says"),
     [
         (["train", "lr", "--data", "no.libsvm", "--format", "libsvm", "--output", "m"], 2, "no.libsvm: No such file"),
-        (["train", "lr", "--data", ".", "--format", "libsvm", "--output", "m"], 2, "Is a directory"),
+        (
+            ["train", "lr", "--data", ".", "--format", "libsvm", "--output", "m"],
+            2,
+            "'.' is a directory: name its files, as in './*'",
+        ),
         (["train", "lr", "--data", "torn", "--format", "libsvm", "--output", "m"], 2, "torn, line 2"),
         (["train", "lr", "--data", "empty", "--format", "libsvm", "--output", "m"], 2, "empty has no examples"),
         (["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m", "--alpha", "-1"], 2, "alpha > 0"),

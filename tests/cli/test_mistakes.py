@@ -313,6 +313,19 @@ def test_a_path_that_is_not_there_is_no_damage(tmp_path):
         shoal.LogisticRegression.load(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("where", ["data", "pattern", "output"])
+def test_a_name_that_is_no_text_is_refused_before_a_fit(where, tmp_path, capsys):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / os.fsdecode(b"a\xff.csv")).write_text("y,a\n1,x\n0,z\n")
+    (tmp_path / "b.csv").write_text("y,a\n1,x\n0,z\n")
+    data = {"data": folder / os.fsdecode(b"a\xff.csv"), "pattern": folder / "*"}.get(where, tmp_path / "b.csv")
+    output = tmp_path / (os.fsdecode(b"m\xff") if where == "output" else "m")
+    assert cli.main(["train", "lr", "--data", str(data), "--label", "y", "--output", str(output)]) == 2
+    assert re.search(r"the name b'.*\\xff.*' of a file is not utf-8: rename the file\n$", capsys.readouterr().err)
+    assert not output.exists()
+
+
 def test_labels_that_are_texts_have_a_remedy_for_labels():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"click": ["yes", "no"], "site": ["a", "b"]})

@@ -263,6 +263,11 @@ def test_readers_tell_what_was_asked_of_them_and_can_be_pickled(file):
 def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"list is not an Arrow stream .it lacks __arrow_c_stream__.: pass a frame"):
         read_arrow([1, 2], label="y")
+    for column in (pa.chunked_array([[1, 2]]), pd.Series([1, 2])):
+        with pytest.raises(TypeError, match=f"a {type(column).__name__} is one column, not a table: pass a frame"):
+            list(read_arrow(column, label="y"))
+    with pytest.raises(ValueError, match=r"values of a column are not of one type .*column a .*frame.astype"):
+        list(read_arrow(pd.DataFrame({"y": [1, 0], "a": ["x", 3]}), label="y"))
     with pytest.raises(FileNotFoundError):
         read_parquet(tmp_path / "missing", label="y")
     with pytest.raises(ValueError, match="Parquet is read from its end: write the data to a file"):

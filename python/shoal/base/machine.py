@@ -1,6 +1,7 @@
 """The resources of the machine that a process may use."""
 
 import os
+import sys
 from pathlib import Path
 
 ROOT = Path("/")
@@ -17,7 +18,18 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if "://" in text:
         raise ValueError(f"{text} is a URL, and this is read and written on this machine only: pass a local path")
-    return Path(os.path.expanduser(text))
+    return Path(os.path.expanduser(checked_name(text)))
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a file; ValueError: its bytes are no text, and nothing that is written could name it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"the name {os.fsencode(name)!r} of a file is not {sys.getfilesystemencoding()}: rename the file"
+        ) from None
+    return name
 
 
 def available_bytes(root: Path = ROOT) -> int:

@@ -140,10 +140,7 @@ def format_of(data: Sequence[str], form: str | None, *, quiet: bool) -> str:
         return form
     from shoal.data.guess import guess_format
 
-    try:
-        form = guess_format(data)
-    except ValueError as error:
-        raise ValueError(f"{error}, as in --format libsvm") from None
+    form = guess_format(data)
     if not quiet:
         warn(f"detected format {form}; pass --format to choose another one")
     return form

@@ -52,7 +52,11 @@ class ArrowSource:
             raise ValueError(f"{self.name} was read already, and a stream has one pass: pass a table, or write a file")
         self._taken = True
         data = table_of(self._data) if _is_pandas(self._data) else self._data
-        return pyarrow().RecordBatchReader.from_stream(data)
+        arrow = pyarrow()
+        try:
+            return arrow.RecordBatchReader.from_stream(data)
+        except arrow.ArrowInvalid:
+            raise _one_column(self._data) from None
 
     def open(self) -> Opened:
         """Refuse: it has no bytes."""
@@ -66,11 +70,21 @@ def table_of(frame: Any) -> Any:
         try:
             return frame if isinstance(frame, arrow.Table) else arrow.table(frame)
         except (arrow.ArrowException, TypeError):
-            name = type(frame).__name__
-            raise TypeError(f"a {name} is one column, not a table: pass a frame, as in {name}.to_frame()") from None
+            raise _one_column(frame) from None
     # The rows' index says where a row was, not what it is: pandas would hand it out as one column more.
     named = frame.set_axis([str(name) for name in frame.columns], axis=1)
-    return arrow.Table.from_pandas(named, preserve_index=False)
+    try:
+        return arrow.Table.from_pandas(named, preserve_index=False)
+    except (arrow.ArrowTypeError, arrow.ArrowInvalid) as error:
+        raise ValueError(
+            f"the values of a column are not of one type ({'; '.join(map(str, error.args))}): convert them, as in "
+            "frame.astype({column: str})"
+        ) from None
+
+
+def _one_column(data: Any) -> TypeError:
+    name = type(data).__name__
+    return TypeError(f"a {name} is one column, not a table: pass a frame, as in {name}.to_frame()")
 
 
 def _is_pandas(frame: Any) -> bool:

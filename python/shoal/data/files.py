@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 
 import msgspec
 
+from shoal.base.machine import checked_name
 from shoal.data.live import Part
 from shoal.errors import StorageError
 
@@ -159,8 +160,10 @@ def _files_of_one(where: Any, options: Mapping[str, Any]) -> list[File]:
         return _remote(name, options)
     name = os.path.expanduser(name)
     if glob.has_magic(name) and not os.path.exists(name):
-        return [LocalFile(path) for path in _some(sorted(glob.glob(name, recursive=True)), name)]
-    file = LocalFile(name)
+        return [LocalFile(checked_name(path)) for path in _some(sorted(glob.glob(name, recursive=True)), name)]
+    if os.path.isdir(name):
+        raise IsADirectoryError(f"{name!r} is a directory: name its files, as in {os.path.join(name, '*')!r}")
+    file = LocalFile(checked_name(name))
     file.open().close()  # an unreadable file raises at once
     return [file]
 

@@ -54,14 +54,17 @@ def guess_format(where: Wheres, options: Mapping[str, Any] | None = None) -> str
     """
     file = files_of(where, options)[0]
     if not file.seekable:
-        raise ValueError(f"{file.name} is a stream, whose format cannot be detected: name it")
+        raise ValueError(f"{file.name} is a stream, whose format cannot be detected: name it, as in format='libsvm'")
     by_name = _by_name(file.name)
     with file.open() as opened:
         if by_name == "parquet" or opened.read(4) == b"PAR1":
             return "parquet"
     found = _by_line(_first_line(file), by_name)
     if found is None:
-        raise ValueError(f"{file.name} has no recognizable format, neither by its first line nor by its name: name it")
+        raise ValueError(
+            f"{file.name} has no recognizable format, neither by its first line nor by its name: name it, as in "
+            "format='libsvm'"
+        )
     return found
 
 

@@ -385,8 +385,8 @@ def fit(model: Model, solver: DBPG, given: FitInput) -> SolverResult:
             log.info("pass %d: violation %.3g of the first, logloss %.6f", passes, state.share, trainer.seen.logloss)
         if not state.converged:
             log.warning(
-                "no optimum within %d passes: the violation is %.3g of the first, and the tolerance %g: allow more passes, "
-                "or a larger one",
+                "no optimum within %d passes: the violation is %.3g of the first, the tolerance %g. Allow more passes, "
+                "or a larger tolerance",
                 passes,
                 state.share,
                 solver.tolerance,
