@@ -230,6 +230,26 @@ def test_a_folder_is_followed_over_stops(tmp_path: Path) -> None:
         sent += 7
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_model_of_a_followed_folder_names_its_columns(tmp_path: Path, form: str) -> None:
+    folder, clicks = tmp_path / "clicks", {"click": [1, 0, 1], "ad": ["a", "b", "c"], "site": ["x", "y", "x"]}
+    folder.mkdir()
+    read: Any = shoal.read_csv
+    if form == "parquet":
+        read = shoal.read_parquet
+        pytest.importorskip("pyarrow.parquet").write_table(pytest.importorskip("pyarrow").table(clicks), folder / "0")
+    else:
+        (folder / "0").write_text("click,ad,site\n1,a,x\n0,b,y\n1,c,x\n")
+    for _ in range(2):  # the second fit resumes, and nothing new arrives
+        reader = read(Following(folder), label="click").with_max_delay(0.05)
+        checkpoint = Checkpointing(tmp_path / "m", resume=True)
+        with shoal.LogisticRegression() as model, pytest.raises(Terminated):
+            model.fit(reader, checkpoint=checkpoint, callbacks=Stop(3), progress=False)
+        with shoal.load(tmp_path / "m") as model:
+            assert model.schema == {"label": "click", "categorical": ["ad", "site"]}
+            assert model.evaluate(read(folder / "0", label="click")).examples == 3
+
+
 @pytest.mark.slow
 def test_a_quiet_pipe_ends_by_a_signal(tmp_path: Path) -> None:
     out, into = os.pipe()

@@ -14,6 +14,7 @@ import csv
 import functools
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from shoal.data.source import WAIT_SECONDS
 from shoal.errors import CorruptionError, ShoalError
 
 _log = logging.getLogger(__name__)
+_REPEATED_SECONDS = 60.0
 
 Start = Literal["earliest", "latest"]
 Until = Literal["end"]
@@ -86,7 +88,7 @@ class Topic(Live):
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
-            "logger": _log,
+            "logger": _client_log(),
         }
         _confluent()
 
@@ -323,6 +325,28 @@ def _milliseconds(at: float | str | None) -> int:
     except ValueError:
         return round(datetime.fromisoformat(str(at)).timestamp() * 1000)
     return round(number if abs(number) >= _MILLISECONDS else number * 1000)
+
+
+def _client_log() -> logging.Logger:
+    """Return what the client logs to: a line that is repeated, as at each attempt to connect, is there once."""
+    log = _log.getChild("client")
+    if not log.filters:
+        log.addFilter(_Repeats())
+    return log
+
+
+class _Repeats(logging.Filter):
+    """Drops a line that differs only in numbers from one of the last minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = re.sub(r"\d+", "", record.getMessage())
+        now = record.created
+        self._seen = {one: since for one, since in self._seen.items() if now - since < _REPEATED_SECONDS}
+        return self._seen.setdefault(text, now) == now
 
 
 def _confluent() -> Any:

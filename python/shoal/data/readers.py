@@ -11,6 +11,7 @@ from shoal.data.columns import Columns, Texts
 from shoal.data.criteo import column_of
 from shoal.data.csv import csv_format
 from shoal.data.files import Wheres, files_of
+from shoal.data.folder import Following
 from shoal.data.interactions import Field, Interactions, field_of
 from shoal.data.names import FeatureNames
 from shoal.data.reader import Reader
@@ -455,7 +456,7 @@ def read_parquet(
     )
     files = files_of(path, storage_options)
     for file in files:
-        if not file.seekable:
+        if not (file.seekable or isinstance(file, Following)):
             raise ValueError(f"{file.name} is a stream, and Parquet is read from its end: write the data to a file")
     return TableReader(files, "parquet", columns, Settings(batch_size, names=names), na_values)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import structs
 
 from shoal.base.fit_rows import AUC_EXAMPLES, AUC_SUM, AUC_UNIT, DIM, TOTALS
-from shoal.data import Batch, Reader
+from shoal.data import Batch
 from shoal.errors import ShoalError
 from shoal.metrics import Accumulator, StreamMetrics
 from shoal.models.history import Best, Pass, Record
@@ -217,8 +217,6 @@ class ModelTrainer:
         """Record the pass over a reader."""
         self._warn_of_scale(reader)
         record = self.model.record
-        if isinstance(reader, Reader):
-            self.model.record_format(reader)  # with the columns of a stream, which were not known before
         record.curve.close_window(total=self.model.examples, pass_number=self._number, progress=self.seen)
         record.passes.append(
             Pass(

@@ -298,6 +298,7 @@ class Training:
                     for trainer in trainers:
                         trainer.model.begin_batch(header.epoch, data.number)
                         trainer.learn(batch, prepared)
+                        trainer.model.record_format(data.last)  # a stream's columns are known once it is read
                     self._is_within = True
                     self._last = data.last
                     room.learned(len(batch))
