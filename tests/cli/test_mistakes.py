@@ -255,10 +255,12 @@ def test_a_port_that_is_taken_is_named(capsys):
 
 
 def test_keywords_become_options_and_nothing_else_does():
-    options = {"on_error", "overwrite", "curve", "checkpoint_every", "alpha", "positive"}
+    options = {"on_error", "overwrite", "curve", "checkpoint_every", "alpha", "positive", "sep", "insecure"}
     for text, said in {
         "x; on_error='skip' leaves such lines out": "x; --on-error skip leaves such lines out",
         "pass overwrite=True (--overwrite), or choose": "pass --overwrite, or choose",
+        "pass sep=';' (--sep)": "pass --sep ';'",
+        "pass --curve DIR (keys=), or --insecure (insecure=True) there": "pass --curve DIR, or --insecure there",
         "does it want keys (curve=)?": "does it want keys (--curve)?",
         "checkpoint_every is 0: pass 1 or more": "--checkpoint-every is 0: pass 1 or more",
         "write it as alpha=0.05,0.1": "write it as alpha=0.05,0.1",
@@ -267,6 +269,15 @@ def test_keywords_become_options_and_nothing_else_does():
     }.items():
         assert in_options(text, options) == said
         assert in_options(text, set()) == text
+
+
+def test_a_warning_is_marked_as_those_of_other_commands(made, tmp_path, capsys):
+    (tmp_path / "lists.csv").write_text("click,genres\n" + "1,a|b\n0,c\n" * 50)
+    train = [*LR, tmp_path / "lists.csv", "--label", "click", "--output", tmp_path / "m"]
+    assert run(train) == 0
+    capsys.readouterr()
+    assert run(["evaluate", tmp_path / "m", "--data", tmp_path / "lists.csv"]) == 0
+    assert capsys.readouterr().err.startswith("shoal: column 'genres' looks like lists")
 
 
 def test_a_fit_or_a_save_that_fails_leaves_no_empty_directory(tmp_path):

@@ -170,7 +170,7 @@ def test_a_categorical_column_of_lists_is_warned_of_once(tmp_path, caplog):
     (record,) = caplog.records
     assert record.getMessage() == (
         "column 'genres' looks like lists: 50 of its first 100 cells have '|' in them, and each cell is one feature; "
-        "pass lists={'genres': 'genres'} for a feature of each item"
+        "lists={'genres': 'genres'}, or a feature of type list for shoal train ctr, makes one of each item"
     )
 
 

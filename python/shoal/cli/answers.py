@@ -9,9 +9,10 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import msgspec
@@ -46,13 +47,11 @@ def emit(answer: Answer, *, json: bool, quiet: bool) -> None:
 
 
 def log_events(role: str, form: Literal["text", "json"] | None, *, quiet: bool) -> AbstractContextManager[None]:
-    """Log to standard error as a role of a cluster, for the length of a ``with`` block; without a role nothing."""
-    if not role:
-        return nullcontext()
-    chosen = form or logs.find_log_format(os.environ) or "text"
+    """Log to standard error for the length of a ``with`` block; as a role of a cluster, if the command has one."""
+    chosen = (form or logs.find_log_format(os.environ) or "text") if role else "text"
     # Of a command that prints its results, only warnings are of interest to people.
-    level = logging.INFO if chosen == "json" or role != "worker" else logging.WARNING
-    return logs.logging_to_stderr(chosen, level=logging.ERROR if quiet else level, role=role)
+    level = logging.INFO if chosen == "json" or role not in ("", "worker") else logging.WARNING
+    return logs.logging_to_stderr(chosen, level=logging.ERROR if quiet else level, role=role or "worker")
 
 
 def clear_screen() -> None:
@@ -105,17 +104,22 @@ def in_options(text: str, options: Collection[str]) -> str:
     '--checkpoint-every is 0: pass 1 or more'
     >>> in_options("pass resume='appended' to learn more", {"resume"})
     'pass --resume appended to learn more'
+    >>> in_options("pass sep=';' (--sep)", {"sep"})
+    "pass --sep ';'"
+    >>> in_options("pass --curve DIR (keys=) or --insecure (insecure=True)", {"curve", "insecure"})
+    'pass --curve DIR or --insecure'
     """
     if not options:
         return text
     names = "|".join(sorted(map(re.escape, options), key=len, reverse=True))
 
     def option(found: re.Match[str]) -> str:
-        value = f" {found['value']}" if found["value"] else ""
+        value = f" {shlex.quote(found['value'])}" if found["value"] else ""
         return "--" + found["name"].replace("_", "-") + value
 
-    text = re.sub(r"(?<==True) \(--[\w-]+\)", "", text)  # some messages name the option too
-    keyword = rf"(?<![\w-])(?P<name>{names})=(?:True\b|'(?P<value>[\w-]+)'|(?=[\s),;:?]|$))"
+    text = re.sub(r"(=True|='[^']*') \(--[\w-]+\)", r"\1", text)  # some messages name the option too
+    text = re.sub(r"(--[\w-]+(?: [A-Z]+)?) \(\w+=(?:True)?\)", r"\1", text)  # or the keyword
+    keyword = rf"(?<![\w-])(?P<name>{names})=(?:True\b|'(?P<value>[^']+)'|(?=[\s),;:?]|$))"
     text = re.sub(keyword, option, text)
     return re.sub(rf"^(?P<name>{names})(?P<value>)(?=(?: (?:is|holds|must) |: ))", option, text)
 

@@ -104,7 +104,7 @@ def _warn_of_lists(columns: BoundColumns, text: bytes) -> None:
         if lists >= _LOOKED_LISTS and lists * 5 >= len(rows):
             _log.warning(
                 "column %r looks like lists: %d of its first %d cells have %r in them, and each cell is one feature; "
-                "pass lists={%r: %r} for a feature of each item",
+                "lists={%r: %r}, or a feature of type list for shoal train ctr, makes one of each item",
                 *(name, lists, len(rows), between.decode(), name, name),
             )
 
