@@ -96,6 +96,10 @@ MISTAKES = [
     (["inspect", "no"], "no: there is no such"),
     (["compact", "no", "--output", "x"], "no: there is no such checkpoint"),
     (["export", "no", "--output", "x"], "no: there is no such"),
+    (
+        ["export", "e", "--output", "x"],
+        "e/manifest.json is that of a shoal export, not of a shoal checkpoint: name a checkpoint or",
+    ),
     (["export", "m", "--output", "x", "--since", "no"], "no: there is no such export"),
     (["export", "m", "--output", "x", "--table", "user"], "has no table 'user'"),
     (["convert", "no", "--output", "x"], "no: there is no such"),

@@ -288,6 +288,20 @@ def test_a_checkpoint_within_a_pass_is_exported_without_its_rows(log: Path, tmp_
             assert set(export.tables) == names - {"lr-progress"}
 
 
+def test_checkpoints_of_a_long_fit_have_the_metrics_of_one_pass(log: Path, tmp_path: Path) -> None:
+    counted = []
+    with shoal.local() as store:
+        model = logistic(store)
+        model.fit(
+            reader(log),
+            epochs=5,
+            progress=False,
+            callbacks=lambda progress: counted.append(len(store.tables[f"{model.name}-progress"])),
+            checkpoint=Checkpointing(tmp_path / "model", every=7),
+        )
+    assert len(set(counted[1:])) == 1
+
+
 def test_ctrl_c_while_a_checkpoint_is_written_waits_for_it(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -328,6 +328,8 @@ def test_all_processes_are_killed_and_the_command_goes_on_to_the_same_bits(log: 
     found = saved(tmp_path / "killed")
     assert found == saved(tmp_path / "whole")
     assert found[1] == 10 * EXAMPLES
+    end(start(command(log, tmp_path / "killed", 1), tmp_path))  # what is over is over for any number of workers
+    assert saved(tmp_path / "killed") == found
 
 
 @pytest.mark.slow

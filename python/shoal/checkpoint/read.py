@@ -106,7 +106,10 @@ def _read(storage_dir: StorageDir, missing: str, what: str | None = None) -> Cha
     body = storage_dir.read_checksummed(MANIFEST, missing=missing, what=what)
     try:
         head = msgspec.json.decode(body)
-        if not isinstance(head, dict) or head.get("format") != FORMAT or head.get("version") not in VERSIONS:
+        form = head.get("format") if isinstance(head, dict) else None
+        if isinstance(form, str) and form != FORMAT:
+            raise CorruptionError(f"{path} is that of a {form}, not of a {FORMAT}: name a checkpoint or a model")
+        if form != FORMAT or head.get("version") not in VERSIONS:
             raise CorruptionError(
                 f"{path} is not a checkpoint of version {VERSIONS[0]} to {VERSIONS[-1]}: load it with a newer shoal"
             )

@@ -215,14 +215,15 @@ class FitCheckpointer(FitObserver):
             return None
         described = files.read(directory)
         fit = described.history.fits[-1] if described.history.fits else None
+        source = None if fit is None else fit.source
+        apart = model.store.num_workers > 1 or (source is not None and source["shard"][1] > 1)
         fit_state = described.fit_state
         if fit_state is None:
-            _check_over(directory, described.history, given, divided=model.store.num_workers > 1)
+            _check_over(directory, described.history, given, divided=apart)
             return described
         if fit is None:
             raise ValueError(f"{directory} does not describe how its fit was begun: begin another one")
         _check_same(fit.plan, given.plan)
-        apart = model.store.num_workers > 1 or (fit.source is not None and fit.source["shard"][1] > 1)
         _check_data(directory, fit, given, appended=resume == "appended", divided=apart)
         if _has_grown(fit, given.reader, resume) and fit_state.is_within:
             if given.plan.shuffles:

@@ -380,6 +380,8 @@ class PassRows:
             for at, row in self._file_rows(split):
                 self._rows.assign([at], row[None])
         self.erase(header.epoch)
+        if header.epoch:
+            self.erase(header.epoch - 1)
         for trainer in trainers:
             number = self._models.index(trainer.model)
             self._rows.assign([self._sums_key(SUMS, number, header.epoch)], trainer.sums()[None])

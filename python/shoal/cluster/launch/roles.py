@@ -101,8 +101,8 @@ def run(
         ended.enter_context(around(server))
         identify(rank=server.rank, cluster=server.cluster)
         for endpoint in server.endpoints:
-            slots = ", ".join(f"{first} to {end - 1}" for first, end in server.slots(endpoint)) or "none yet"
-            say(f"server {server.rank} serves slots {slots} at {endpoint.address}")
+            slots = ", ".join(f"slots {first} to {end - 1}" for first, end in server.slots(endpoint)) or "no slots yet"
+            say(f"server {server.rank} serves {slots} at {endpoint.address}")
         joined = structs.replace(joined, address=config.scheduler, rank=server.rank, node=server.node)
         if health is not None:
             health.watch(server.unready, "server", metrics.SERVER, server.counters, server.rank)

@@ -362,7 +362,7 @@ class Jobs:
             worker.rank = rank
             del job.vacant[rank]
             job.members[rank] = worker.sender
-            self._peers.notes.append(f"{worker} replaces {gone.about}, from clock {clock} on")
+            self._peers.notes.append(f"{worker} goes on from clock {clock} in its place: {gone.about}")
             self._reply_joined(job, worker, clock, replaces=True)
         else:  # it has died meanwhile
             gone.incarnation, gone.clock = worker.incarnation, -1
