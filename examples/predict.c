@@ -2,7 +2,8 @@
  *
  *     cc examples/predict.c $(shoal-config --cflags --libs) -o predict
  *     ./predict serve/ctr 17 4711             predicts an example with these keys
- *     head day_0.tsv | ./predict serve/ctr    predicts the examples of standard input, lines of the training data */
+ *     head day_0.tsv | ./predict serve/ctr    predicts the examples of standard input, lines of the training data; of
+ *                                             csv the first line is the header */
 
 #include <shoal/predict.h>
 #include <stdio.h>
@@ -24,12 +25,11 @@ int main(int count, char** words) {
   shoal_error error;
   shoal_predictor* model = NULL;
   if (shoal_open(words[1], NULL, &model, &error) != SHOAL_OK) {
-    return fail(words[1], &error);
+    return fail(words[0], &error);
   }
   shoal_info info;
   shoal_describe(model, &info);
-  fprintf(stderr, "version %llu, %s, of %s\n", (unsigned long long)info.version, info.kind,
-          info.format[0] ? info.format : "batches");
+  fprintf(stderr, "version %llu, %s\n", (unsigned long long)info.version, info.kind);
 
   static double probabilities[MOST_CLASSES];
   shoal_status status = SHOAL_OK;
@@ -44,11 +44,15 @@ int main(int count, char** words) {
       printf("%.9g\n", probabilities[k]);
     }
   } else {
-    static char line[LINE_BYTES];
-    while (status == SHOAL_OK && fgets(line, sizeof line, stdin) != NULL) {
+    static char text[2 * LINE_BYTES]; /* a line, after the header of csv, which each call takes */
+    size_t header = 0;
+    if (strcmp(info.format, "csv") == 0 && fgets(text, LINE_BYTES, stdin) != NULL) {
+      header = strlen(text);
+    }
+    while (status == SHOAL_OK && fgets(text + header, LINE_BYTES, stdin) != NULL) {
       size_t examples = 0;
       shoal_refresh(model, NULL, NULL); /* the newest version, where a directory of exports is served */
-      status = shoal_predict_lines(model, line, strlen(line), 1, probabilities, &examples, &error);
+      status = shoal_predict_lines(model, text, strlen(text), 1, probabilities, &examples, &error);
       for (size_t k = 0; status == SHOAL_OK && examples == 1 && k < info.outputs; ++k) {
         printf("%.9g%c", probabilities[k], k + 1 < info.outputs ? ' ' : '\n');
       }

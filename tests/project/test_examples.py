@@ -140,6 +140,18 @@ def test_predictions_in_other_languages_are_those_of_python(tmp_path, name, comp
         model = make_model(opened.now, 1).predictor
         batch = shoal.Batch(np.zeros(1, np.float32), np.array([0, 2]), np.array([17, 4], np.uint64), None)
         assert float(out) == pytest.approx(model.probabilities(batch)[0], rel=1e-8)
+    if name == "predict.c":  # with the header, as a file has it
+        rows = "site,user,price,seen,dwell\n17,0.50,2,,1|2.5\n,a.com,0.5,,\n"
+        columns = ROOT / "tests" / "golden" / "predictions" / "columns"
+        with shoal.export.open(columns) as opened:
+            model = make_model(opened.now, 1).predictor
+            (tmp_path / "rows.csv").write_text(rows)
+            read = shoal.read_csv(tmp_path / "rows.csv", **{**model.schema, "label": None})
+            expected = model.probabilities(read)
+        lines = subprocess.run(
+            [tmp_path / "predict", columns], input=rows, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+        assert [float(line) for line in lines.split()] == pytest.approx(expected, rel=1e-8)
     refused = subprocess.run([tmp_path / "predict", tmp_path, *asked], capture_output=True, text=True, timeout=60)
     assert refused.returncode != 0
     assert "is not an export" in refused.stderr
