@@ -28,6 +28,8 @@
 #include <utility>
 #include <vector>
 
+#undef GUARDED_BY  // absl has a macro of the name of one in base/mutex.h
+
 #include "base/mix.h"
 #include "base/simd.h"
 #include "base/threads.h"

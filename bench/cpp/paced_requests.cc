@@ -129,7 +129,7 @@ int run(char** words) {
       if (!one->is_free() && one->advance(request)) {
         const std::chrono::duration<double, std::micro> latency = Clock::now() - one->due();
         latencies.push_back(latency.count());
-        failed += one->has_failed() ? 1 : 0;
+        failed += one->has_failed() ? 1U : 0U;
       }
       const auto due = begin + std::chrono::duration_cast<Clock::duration>(
                                    std::chrono::duration<double>(static_cast<double>(begun) / rate));

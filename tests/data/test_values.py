@@ -26,7 +26,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
 
-from shoal.serve.bodies import ARROW, CSV, JSON, examples  # noqa: E402
+from shoal.serve.bodies import ARROW, JSON, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, Limits  # noqa: E402
 
@@ -147,7 +147,7 @@ def every_source(value, folder, spec):
     yield "pandas", of_table(frame)
     for text in csv_texts(value, frame):
         yield f"csv {text!r}", of_text(folder, text)
-        yield f"body of csv {text!r}", of_body(text.encode(), CSV, spec)
+        yield f"body of csv {text!r}", of_body(text.encode(), "text/csv", spec)
         rows = list(csv.reader(io.StringIO(text)))
         lines = "".join("\t".join(row) + "\n" for row in rows)
         yield f"tsv {text!r}", of_text(folder, lines, "\t")

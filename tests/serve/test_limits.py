@@ -27,7 +27,7 @@ pa = pytest.importorskip("pyarrow")
 
 from serving import ask, exported, running, trained  # noqa: E402
 from shoal.serve import Limits, ServedModel  # noqa: E402
-from shoal.serve.bodies import ARROW, JSON, TEXT, examples  # noqa: E402
+from shoal.serve.bodies import ARROW, JSON, examples  # noqa: E402
 from shoal.serve.inputs import InputSpec  # noqa: E402
 from shoal.serve.limits import Account, Budget, RequestError, TooLargeError  # noqa: E402
 
@@ -113,8 +113,8 @@ def test_a_request_that_never_fits_is_too_large_and_not_asked_to_come_again(name
 def test_interactions_are_counted_before_they_are_made(vw_model):
     line = b"|a " + b" ".join(b"%d" % i for i in range(2000)) + b" |b " + b" ".join(b"%d" % i for i in range(2000))
     with pytest.raises(TooLargeError, match="decoded"):
-        decode(vw_model, line, TEXT, decoded_bytes=32 << 20)
-    assert decode(vw_model, b"|a 1 2 3 |b 1 2", TEXT).nnz == 5 + 6
+        decode(vw_model, line, "text/plain", decoded_bytes=32 << 20)
+    assert decode(vw_model, b"|a 1 2 3 |b 1 2", "text/plain").nnz == 5 + 6
 
 
 @pytest.mark.parametrize("depth", [1_000, 100_000])

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import shoal
-from shoal.serve.bodies import ARROW, CSV, JSON, TEXT, encode, examples
+from shoal.serve.bodies import ARROW, JSON, encode, examples
 from shoal.serve.inputs import InputSpec
 from shoal.serve.limits import Account, Budget, Limits, RequestError
 
@@ -60,7 +60,11 @@ def seeds(named):
     for one in (keys, fixed):
         yield stream(one), ARROW, named
         yield stream(one, compression="zstd"), ARROW, named
-    yield b'site,user,price,seen,dwell\na,3,0.5,a|b,1|2\r\n"b, ""c""",,NA,,\n\n"True",1.0,2,7|,"|3"\n', CSV, named
+    yield (
+        b'site,user,price,seen,dwell\na,3,0.5,a|b,1|2\r\n"b, ""c""",,NA,,\n\n"True",1.0,2,7|,"|3"\n',
+        "text/csv",
+        named,
+    )
     yield json.dumps({"instances": [*rows, {"keys": [1, 2**64 - 1], "values": [0.5, 1]}]}).encode(), JSON, named
 
 
@@ -98,7 +102,7 @@ def run(seed: int, count: int, first: int) -> int:
     with shoal.LogisticRegression() as named, shoal.LogisticRegression() as lines:
         named.fit(shoal.read_arrow(frame, **how, interactions=[("site", "user"), ("seen", "seen")]), progress=False)
         lines.fit(shoal.read_criteo(io.BytesIO(criteo.encode() * 3), interactions=[("C1", "C2")]), progress=False)
-        bodies = [*seeds(named), (criteo.encode() * 3, TEXT, lines)]
+        bodies = [*seeds(named), (criteo.encode() * 3, "text/plain", lines)]
         bodies.append((json.dumps({"instances": [criteo, {"I1": 5, "C1": "a"}]}).encode(), JSON, lines))
         specs = {id(model): InputSpec(model) for model in (named, lines)}
         answered = 0

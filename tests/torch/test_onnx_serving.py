@@ -24,7 +24,7 @@ from serving import ask, predict, running
 from shoal.data.readers import field_number
 from shoal.serve import Limits, ServedModel, ServedVersions
 from shoal.serve.app import Handler, Request
-from shoal.serve.bodies import CSV, JSON, examples
+from shoal.serve.bodies import JSON, examples
 from shoal.serve.limits import Account, Budget, RequestError
 from shoal.serve.versions import Settings
 from shoal.torch.config import build, parse, schema_of
@@ -148,7 +148,7 @@ def test_json_and_csv_give_the_features_that_the_reader_gives(asked, rows):
         model = served.now
         want = model.probabilities(batch)
         np.testing.assert_allclose(want, asked.model.probabilities(batch), rtol=1e-6)
-        for body, kind in ((json.dumps({"instances": rows}).encode(), JSON), (table_of(rows), CSV)):
+        for body, kind in ((json.dumps({"instances": rows}).encode(), JSON), (table_of(rows), "text/csv")):
             with Account(Budget(Limits())) as account:
                 found = model.probabilities(examples(body, kind, model.inputs, account))
             np.testing.assert_array_equal(found, want)
@@ -161,7 +161,7 @@ def test_every_form_of_a_request_is_answered_without_python(asked, monkeypatch):
     with running(asked.folder / "versions") as (port, served):
         want = served.now.probabilities(batch).tolist()
         assert predict(port, rows).tolist() == want
-        status, body, headers = ask(port, "POST", "/predict", table_of(rows), {"content-type": CSV})
+        status, body, headers = ask(port, "POST", "/predict", table_of(rows), {"content-type": "text/csv"})
         assert (status, headers["shoal-version"]) == (200, "1")
         assert json.loads(body)["probabilities"] == want
         names = {field_number("csv", name): name for name in NAMES}

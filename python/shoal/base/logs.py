@@ -147,6 +147,7 @@ def configure_logging(format: Literal["text", "json"] = "text", *, level: int = 
 def logging_to_stderr(format: Literal["text", "json"], *, level: int, role: str) -> Iterator[None]:
     """Apply `configure_logging` and `identify` for the length of a ``with`` block."""
     hooks = sys.excepthook, threading.excepthook
+    levels = {name: logging.getLogger(name).level for name in ("shoal", "shoal.cli")}
     _identity.clear()
     configure_logging(format, level=level)
     logging.getLogger("shoal.cli").setLevel(logging.INFO)  # what a command prints, also with --quiet
@@ -158,8 +159,8 @@ def logging_to_stderr(format: Literal["text", "json"], *, level: int, role: str)
         root = logging.getLogger()
         root.removeHandler(_handler)
         root.setLevel(logging.WARNING)
-        for name in ("shoal", "shoal.cli"):
-            logging.getLogger(name).setLevel(logging.NOTSET)
+        for name, before in levels.items():
+            logging.getLogger(name).setLevel(before)
         logging.captureWarnings(False)
         sys.excepthook, threading.excepthook = hooks
         _handler.setFormatter(None)
