@@ -23,7 +23,6 @@ run is left out.
 """
 
 import argparse
-import dataclasses
 import random
 import statistics
 import sys
@@ -40,7 +39,7 @@ import numpy as np
 from shoal import _core
 from shoal.tools.reports import charts
 from shoal.tools.reports.charts import BLUE, GREEN, GREY, ORANGE
-from sim.cluster import POLICY, SUM, Client, Cluster
+from sim.cluster import SUM, Client, Cluster
 from sim.network import Weather
 
 MODES = {"BSP": ("bsp", 0), "SSP(2)": ("ssp", 2), "SSP(8)": ("ssp", 8), "ASP": ("asp", 0)}
@@ -57,7 +56,7 @@ class Measured(Cluster):
     """A cluster whose endpoint takes time for each message, one after the other; it counts its work."""
 
     def __init__(self, seed: int, mode: str, staleness: int, workers: int, scenario: str, seconds: float):
-        patient = dataclasses.replace(POLICY, resend_after=1e3, deferred_after=1e3, longest=1e3)
+        patient = _core.Policy(resend_after=1e3, deferred_after=1e3, longest=1e3, pause=0.005, longest_pause=0.05)
         weather = Weather(base=100e-6, jitter=20e-6, ordered=True)
         super().__init__(
             seed, _core.Endpoint, mode=mode, staleness=staleness, workers=workers, endpoints=1, weather=weather,

@@ -48,7 +48,7 @@ import numpy as np
 import shoal
 train, test, model_dir, batch_size, hyper = json.loads(sys.argv[1])
 start = time.perf_counter()
-model = shoal.LogisticRegression(shoal.FTRL(**hyper), shoal.local(threads=2))
+model = shoal.LogisticRegression(shoal.FTRL(**hyper), store=shoal.local(threads=2))
 model.fit(shoal.read_libsvm(train, batch_size=batch_size), progress=False)
 model.save(model_dir, overwrite=True)
 seconds = time.perf_counter() - start
