@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,9 @@ def thread_seconds(pid: int) -> tuple[float, float]:
     """
     serving, others = [0], [0]
     for task in Path(f"/proc/{pid}/task").iterdir():
-        is_libzmq = (task / "comm").read_text().startswith("ZMQbg")
-        (serving if is_libzmq else others).append(int((task / "schedstat").read_text().split()[0]))
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            is_libzmq = (task / "comm").read_text().startswith("ZMQbg")
+            (serving if is_libzmq else others).append(int((task / "schedstat").read_text().split()[0]))
     busiest = max(others)
     return (sum(serving) + busiest) * 1e-9, (sum(others) - busiest) * 1e-9
 

@@ -3,6 +3,7 @@
 import os
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,8 +29,11 @@ def cpu_seconds(pid: int) -> float:
 
 def thread_seconds(pid: int) -> dict[int, float]:
     """Return the CPU time of each living thread of a process, by its id (``/proc/PID/task/*/schedstat``)."""
-    tasks = Path("/proc", str(pid), "task").glob("*/schedstat")
-    return {int(task.parent.name): int(task.read_text().split()[0]) * 1e-9 for task in tasks}
+    found = {}
+    for task in Path("/proc", str(pid), "task").glob("*/schedstat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found[int(task.parent.name)] = int(task.read_text().split()[0]) * 1e-9
+    return found
 
 
 def resident_bytes(pid: int) -> int:
