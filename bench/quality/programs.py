@@ -147,6 +147,7 @@ def _fitted(
 ) -> Iterator[shoal.LogisticRegression]:
     """Return a trained model; from its best pass if there are validation examples."""
     training = batches(train, settings["batch"])
+    stopping = None if seen is None else EarlyStopping(3, min_delta=LEAST / 10, metric=metric)
     with shoal.local(slots=64, threads=1) as store:
         model = shoal.LogisticRegression(shoal.FTRL(alpha=settings["alpha"], l2=settings["l2"]), store=store)
         model.fit(
@@ -155,7 +156,7 @@ def _fitted(
             valid=seen,
             shuffle=len(training) if settings["order"] == "mixed" else False,
             progress=False,
-            early_stopping=EarlyStopping(None if seen is None else 3, min_delta=LEAST / 10, metric=metric),
+            early_stopping=stopping,
         )
         yield model
 
