@@ -203,28 +203,22 @@ class _StartedWorkers:
             child = self._cluster.ended.get()
             code = child.returncode
             assert code is not None
-            if (
-                child in self._going
-                and code < 0
-                and self._restarts > 0
-                and not (self._is_range and self._has_finished())
-            ):
+            is_going = child in self._going
+            if is_going and code < 0 and self._restarts > 0 and not (self._is_range and self._has_finished()):
                 self._start_again(child)
                 continue
-            if child in self._going and code < 0 and self._is_range:
+            if is_going and code < 0 and self._is_range:
                 others = "others have finished" if self._has_finished() else "the others go on without it"
                 self._warn(f"{child.name} was killed by signal {-code}; {others}")
                 self._killed.append(child)
                 self._going.remove(child)
                 continue
-            if (
-                child in self._again and code != 0 and self._is_range
-            ):  # the job may have ended before it could take part
+            if child in self._again and code != 0 and self._is_range:  # the job may have ended before it took part
                 self._warn(f"{child.name}, which was started again, ended with status {code}")
                 self._failed.append(child)
                 self._going.remove(child)
                 continue
-            if child not in self._going or code != 0:
+            if not is_going or code != 0:
                 return child
             self._has_ended = True
             self._going.remove(child)
