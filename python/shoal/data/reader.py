@@ -72,7 +72,7 @@ class Reader(ABC):
 
     Notes
     -----
-    A pass reads, decompresses and parses in a background thread, some batches ahead. The thread ends with the pass: at
+    A pass reads, decompresses and parses in background threads, some batches ahead. The threads end with the pass: at
     the end of the data, on an error, and when the iterator is closed or dropped, as ``break`` does. Memory is bounded
     by a few batches and a line, for files of any size; a line has at most 16 MiB.
 
@@ -161,7 +161,7 @@ class Reader(ABC):
         Raises
         ------
         ValueError
-            The rank is out of range, this is a split already, or the data is a stream.
+            The rank is out of range, this is a split already, or the data is a pipe or another open file.
         CorruptionError
             During a pass: a file that several splits share has another size than when it was first split.
 
