@@ -12,6 +12,7 @@ import argparse
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,8 @@ def main() -> None:
                 store = stores.get(name, stores["2 servers"])
                 if name == through:
                     store._shared_storage = False
-                for call, path, took in ((store.save, name, seconds), (store.load, "local", loads)):
+                save = partial(store.save, overwrite=True)
+                for call, path, took in ((save, name, seconds), (store.load, "local", loads)):
                     began = time.perf_counter()
                     call(folder / path)
                     took[name].append(time.perf_counter() - began)
@@ -103,9 +105,9 @@ def main() -> None:
             alone = steps(store, keys, lambda stop=stop: time.perf_counter() > stop)
             during = []
             for number in range(asked.rounds):
-                save = store.save(folder / f"{name} {number}", wait=False)
-                during.append(steps(store, keys, lambda save=save: save.done()))
-                save.result()
+                saving = store.save(folder / f"{name} {number}", wait=False)
+                during.append(steps(store, keys, lambda saving=saving: saving.done()))
+                saving.result()
             print(f"{name:22} {spread(alone):22} {spread(np.concatenate(during))}")
 
 
