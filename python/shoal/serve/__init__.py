@@ -7,9 +7,10 @@
     live.py          a model over the tables of a running cluster
     limits.py        memory and size limits of requests
     inputs.py        the inputs of a model, and examples as a batch
-    instances.py     JSON and lines of text to examples
     ipc.py           Arrow to examples
     bodies.py        bodies of requests to batches, and predictions back
+    protocols.py     bodies of other servers' protocols, and descriptions of models in them
+    native.py        what the engine answers without Python
     app.py           the routes, and what answers them
     server.py        the server
     asgi.py          the same as an application of ASGI

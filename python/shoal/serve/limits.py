@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-        body_bytes : int
+    body_bytes : int
         Maximum size of a body.
     decoded_bytes : int
         Maximum memory of the decoded content of one body; an upper bound of it is computed before decoding.

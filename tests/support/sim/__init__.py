@@ -14,5 +14,7 @@ scenarios.py  what happens to it
 sweep.py      many runs of these, in several processes
 history.py    the history of a run, and its checkers
 schedules.py  whole runs from one number
-planted.py    bugs that the checkers must find
+cached.py     workers with a cache of rows
+jobs.py       two jobs at the same time
+planted*.py   bugs that the checkers must find
 """
