@@ -24,10 +24,11 @@ import torch
 
 import shoal
 from figures import check, conditions, spread
+from shoal.config import TrainConfig
 from shoal.torch import ClickModelGrid
-from shoal.torch.config import Config, build, parse
+from shoal.torch.config import build, parse
 
-GRID: dict[str, list[Any]] = {"dim": [8, 16], "lr": [0.0005, 0.001]}
+GRID: dict[str, list[Any]] = {"model.dim": [8, 16], "train.optimizer.lr": [0.0005, 0.001]}
 
 
 def write(path: Path, examples: int) -> None:
@@ -41,14 +42,14 @@ def write(path: Path, examples: int) -> None:
             file.write("\t".join([str(label), *map(str, row), *(f"{one:08x}" for one in words)]) + "\n")
 
 
-def together(config: Config, path: Path) -> list[Any]:
+def together(config: TrainConfig, path: Path) -> list[Any]:
     """Train the grid; return the metrics of its models."""
     with ClickModelGrid(config, GRID, threads=1) as grid:
         grid.fit(shoal.read_criteo(path, batch_size=4096), progress=False)
         return [model.history.passes[0].metrics for model in grid.models]
 
 
-def apart(config: Config, path: Path) -> list[Any]:
+def apart(config: TrainConfig, path: Path) -> list[Any]:
     """Train each model alone; return their metrics."""
     with ClickModelGrid(config, GRID, threads=1) as grid:
         configs = grid.configs
@@ -61,7 +62,9 @@ def apart(config: Config, path: Path) -> list[Any]:
     return found
 
 
-def timed(work: Callable[[Config, Path], list[Any]], config: Config, path: Path) -> tuple[float, float, list[Any]]:
+def timed(
+    work: Callable[[TrainConfig, Path], list[Any]], config: TrainConfig, path: Path
+) -> tuple[float, float, list[Any]]:
     """Return the CPU time, the time and the metrics of one side."""
     cpu, begin = time.process_time(), time.perf_counter()
     found = work(config, path)
