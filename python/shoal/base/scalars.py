@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import numbers
 from dataclasses import fields
 from typing import Any
@@ -69,7 +70,7 @@ def _kinds_of(kind: Any) -> list[tuple[str, list[str]]]:
     if issubclass(kind, msgspec.Struct):
         types: dict[str, Any] = {}
         for base in reversed(kind.__mro__):
-            types |= vars(base).get("__annotations__", {})
+            types |= inspect.get_annotations(base)
         named = [(name, types[name]) for name in kind.__struct_fields__]
     else:
         named = [(one.name, one.type) for one in fields(kind)]
