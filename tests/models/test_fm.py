@@ -297,6 +297,8 @@ def test_the_command_trains_measures_and_inspects_it(rng, tmp_path, capsys):
 def test_misuse_is_explained():
     with pytest.raises(ValueError, match="factors start at 0"):
         FactorizationMachine(init=shoal.Zeros())
+    with pytest.raises(TypeError, match=r"needs an optimizer such as shoal.FTRL\(\), got \{\}"):
+        FactorizationMachine(optimizer={})
     with pytest.raises(ValueError, match="needs a dim from 1 to 4096, got 0"):
         FactorizationMachine(0)
     with shoal.local() as store:

@@ -215,8 +215,17 @@ def test_features_that_make_no_sense_are_told(described, how, says):
 def test_a_single_text_is_no_list_of_features():
     with pytest.raises(TypeError, match="features is 'site': pass a list"):
         Features("site")
+    with pytest.raises(TypeError, match="features is None: pass a list"):
+        Features(None)
     with pytest.raises(TypeError, match="3 is no feature"):
         Features([3])
+
+
+def test_a_number_of_features_is_one_that_a_model_can_have():
+    with pytest.raises(TypeError, match="features is True: pass features, or how many"):
+        Features.numbered(True)
+    with pytest.raises(ValueError, match="pass at most 65536"):
+        Features.numbered(10**30)
 
 
 def test_one_column_is_read_in_one_way():

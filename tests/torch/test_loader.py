@@ -114,6 +114,12 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(reader, tmp_pa
     assert sorted(flat(loader)) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("what", ["log.tsv", None, []])
+def test_what_is_no_reader_is_refused_before_a_pass(what):
+    with pytest.raises(TypeError, match="pass a reader such as"):
+        BatchLoader(what)
+
+
 def test_what_does_not_fit_is_refused(reader):
     with pytest.raises(ValueError, match="worker 2 of 2"):
         BatchDataset(reader, rank=2, workers=2)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.base.scalars import whole
 from shoal.base.settings import read as read_settings
 from shoal.base.suggest import nearest
 from shoal.config import Feature, Task
@@ -33,6 +35,7 @@ from shoal.data.readers import field_number
 
 Described: TypeAlias = Feature | Mapping[str, Any] | str
 
+_MOST_NUMBERED = 1 << 16  # far more than a model has
 _JAGGED = ("list", "sequence")
 _ONLY = {  # the types that a setting is for
     "pooling": ("list", "sequence", "cross"),
@@ -96,7 +99,7 @@ class Features:
         group: str | None = None,
         labels: Mapping[str, Task | Mapping[str, Any] | str] | None = None,
     ) -> None:
-        if isinstance(features, str):
+        if isinstance(features, str) or not isinstance(features, Iterable):
             raise TypeError(f"features is {features!r}: pass a list of features")
         self.all = tuple(_feature(one) for one in features)
         self.form = form
@@ -106,8 +109,8 @@ class Features:
         names = [one.name for one in self.all]
         if not names:
             raise ValueError("features is empty: a model needs one feature or more")
-        for name in names:
-            if names.count(name) > 1:
+        for name, times in Counter(names).items():
+            if times > 1:
                 raise ValueError(f"feature {name!r} is there twice: give each a name of its own, and say its column")
         for one in self.all:
             self._check(one)
@@ -123,6 +126,9 @@ class Features:
     @classmethod
     def numbered(cls, fields: int) -> Features:
         """Return features of ``fields`` categories, whose columns are 0, 1, ... of libffm."""
+        fields = whole("features", fields, 1, "features, or how many categories there are")
+        if fields > _MOST_NUMBERED:
+            raise ValueError(f"features is {fields}: pass at most {_MOST_NUMBERED}")
         return cls([{"name": str(number)} for number in range(fields)], form="libffm")
 
     def _check(self, one: Feature) -> None:

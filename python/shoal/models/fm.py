@@ -117,9 +117,9 @@ class FactorizationMachine(Model):
         self._described = (
             table,
             dim,
-            optimizer or FTRL(),
-            factors or Adagrad(lr=0.02, n0=1.0),
-            init or Normal(0.01),
+            FTRL() if optimizer is None else optimizer,
+            Adagrad(lr=0.02, n0=1.0) if factors is None else factors,
+            Normal(0.01) if init is None else init,
             dtype,
             seed,
         )

@@ -119,7 +119,7 @@ class LogisticRegression(Model):
             raise ValueError(f"solver {solver!r} uses all examples at once and does not support admit and expire")
         if self._solver is not None and normalized:
             raise ValueError(f"solver {solver!r} bounds the step of each feature itself: leave out normalized")
-        self._described = table, optimizer or FTRL(), seed, admit, rules
+        self._described = table, FTRL() if optimizer is None else optimizer, seed, admit, rules
         super().__init__(store, bias, normalized, learning)
 
     @property

@@ -121,7 +121,7 @@ class MulticlassRegression(Model):
             raise ValueError(f"loss is {loss!r}: pass 'multinomial' or 'ovr'")
         self.loss = loss
         rules = (expire,) if isinstance(expire, Expiry) else tuple(expire)
-        self._described = table, classes, optimizer or FTRL(), seed, admit, rules
+        self._described = table, classes, FTRL() if optimizer is None else optimizer, seed, admit, rules
         learning = Learning(warm_up=warm_up, seed=seed, class_weight=class_weight)
         super().__init__(store, bias, normalized, learning)
 

@@ -57,6 +57,8 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
     def __init__(
         self, reader: Reader, prepare: Callable[[Batch], Any] | None = None, *, rank: int = 0, workers: int = 1
     ) -> None:
+        if not isinstance(reader, Reader):
+            raise TypeError(f"the data is a {type(reader).__name__}: pass a reader such as shoal.read_libsvm(path)")
         if not 0 <= rank < workers:
             raise ValueError(f"worker {rank} of {workers}: pass a rank from 0 to the number of workers - 1")
         self._reader = reader
