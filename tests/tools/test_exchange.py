@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+
 import numpy as np
 import pytest
 
@@ -354,3 +357,49 @@ def test_the_command_writes_every_table_of_a_checkpoint(tmp_path, capsys):
     np.savez(tmp_path / "w.npz", keys=KEYS, weights=np.ones((5, 2)))
     assert cli.main(["convert", str(tmp_path / "w.npz"), "--output", str(tmp_path / "m"), "--from", "npz"]) == 2
     assert "one per key" in capsys.readouterr().err
+
+
+def test_the_command_omits_tables_of_integers_and_says_so(tmp_path, capsys):
+    with shoal.local(slots=4) as store:
+        store.table("lr").assign(KEYS, np.ones(5, np.float32))
+        for name in ("lr-progress", "clicks"):  # rows of a cluster's fit, and counters
+            store.table(name, dim=2, dtype="int64").push(KEYS, np.ones((5, 2), np.int64)).result()
+        store.save(tmp_path / "c")
+    rows = tmp_path / "rows"
+    words = ["convert", str(tmp_path / "c"), "--output", str(rows)]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert "lr.parquet: 5 rows" in out
+    assert "table 'lr-progress' is omitted: it has int64" in out
+    assert [path.name for path in rows.iterdir()] == ["lr.parquet"]
+    assert cli.main([*words, "--overwrite", "--json"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)["omitted"]) == ["clicks", "lr-progress"]
+
+
+def test_the_command_refuses_a_checkpoint_of_integers_only(tmp_path, capsys):
+    with shoal.local(slots=4) as store:
+        store.table("clicks", dtype="int64")
+        store.save(tmp_path / "c")
+    assert cli.main(["convert", str(tmp_path / "c"), "--output", str(tmp_path / "rows")]) == 2
+    assert "has only tables of int64" in capsys.readouterr().err
+    assert not (tmp_path / "rows").exists()
+
+
+def test_the_command_writes_all_tables_or_none(tmp_path, capsys, monkeypatch):
+    with shoal.local(slots=4) as store:
+        for name in ("a", "b"):
+            store.table(name).assign(KEYS, np.ones(5, np.float32))
+        store.save(tmp_path / "c")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.parquet").write_text("precious")
+    write = convert.write_parquet
+
+    def fail(table, path, **more):
+        if table.name == "b":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(table, path, **more)
+
+    monkeypatch.setattr(convert, "write_parquet", fail)
+    assert cli.main(["convert", str(tmp_path / "c"), "--output", str(tmp_path / "rows"), "--overwrite"]) == 1
+    assert "b.parquet: No space left" in capsys.readouterr().err
+    assert [path.read_text() for path in (tmp_path / "rows").iterdir()] == ["precious"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,24 +58,33 @@ def convert(options: Convert) -> Answer:
     if source.kind() != "directory":
         raise ValueError(f"{source}: there is no such directory; for a file pass --from")
     folder, _ = files.checkpoint_in(source)
+    tables = checkpoint.read_manifest(folder).tables
+    names = [table.name for table in tables if table.dtype != "int64"]
+    omitted = [table.name for table in tables if table.dtype == "int64"]
+    if omitted and not names:
+        raise ValueError(f"{source} has only tables of int64, and these files have float32: {', '.join(omitted)}")
     paths = {}
-    for name in (table.name for table in checkpoint.read_manifest(folder).tables):
+    for name in names:
         if "/" in name or name.startswith("."):
             raise ValueError(f"table {name!r}: its name cannot be the name of a file")
         paths[name] = target / f"{name}.parquet"
         check_output(paths[name], overwrite=options.overwrite)
-    target.mkdir(parents=True, exist_ok=True)
     facts = {}
     with files.store_for(source, threads=options.threads) as store:
         store.load(folder, progress=not (options.quiet or options.json))
-        for name, path in paths.items():
-            with naming(str(path)):
-                rows = convert.write_parquet(
-                    store.tables[name], path, state=not options.weights_only, overwrite=options.overwrite
-                )
-            facts[name] = {"rows": rows, "file": str(path)}
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".rows-", dir=target) as incomplete:  # all tables appear, or none
+            for name, path in paths.items():
+                with naming(str(path)):
+                    rows = convert.write_parquet(
+                        store.tables[name], Path(incomplete, path.name), state=not options.weights_only
+                    )
+                facts[name] = {"rows": rows, "file": str(path)}
+            for path in paths.values():
+                Path(incomplete, path.name).replace(path)
     lines = [f"{fact['file']}: {fact['rows']:,} rows" for fact in facts.values()]
-    return Answer("\n".join(lines), {"tables": facts})
+    lines += [f"table {name!r} is omitted: it has int64" for name in omitted]
+    return Answer("\n".join(lines), {"tables": facts, "omitted": omitted})
 
 
 def _checkpoint(source: Path, target: str, options: Convert) -> Answer:
