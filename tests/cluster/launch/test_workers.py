@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import shoal
+from shoal.base.timed_queue import TimedQueue
+from shoal.cluster.launch import workers as launched
 from shoal.cluster.launch.local_cluster import LocalCluster
 from shoal.cluster.launch.workers import run_workers
 
@@ -118,3 +120,20 @@ def test_a_fit_that_all_workers_have_left_has_failed(tmp_path: Path) -> None:
         shoal.errors.WorkerLostError, match=r"^all workers have left the fit before its end, .* resume=True"
     ):
         run(tmp_path, (2, 3), {"one": "end(0)", "two": "end(0)"}, lambda: "unfinished")
+
+
+def test_each_worker_of_a_launch_has_a_metrics_port_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(launched, "ChildProcess", lambda name, command, environment, *_: started.append(environment))
+    for text in ("0.0.0.0:9100", "*", "127.0.0.1:0"):
+        monkeypatch.setenv("SHOAL_METRICS_PORT", text)
+        for rank in range(2):
+            launched.start_worker(rank, ["x"], 2, {}, TimedQueue(), str, str)
+    assert [environment["SHOAL_METRICS_PORT"] for environment in started] == [
+        *("0.0.0.0:9100", "0.0.0.0:9101"),
+        *("*", "*"),
+        *("127.0.0.1:0", "127.0.0.1:0"),
+    ]
+    monkeypatch.delenv("SHOAL_METRICS_PORT")
+    launched.start_worker(1, ["x"], 2, {}, TimedQueue(), str, str)
+    assert not started[-1]

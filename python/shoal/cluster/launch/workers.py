@@ -34,7 +34,7 @@ from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import ChildProcess, Process, end_all
 from shoal.cluster.launch.supervisor import PATIENCE_SECONDS, Supervisor
 from shoal.cluster.protocol.address import is_loopback, join_address, split
-from shoal.cluster.protocol.environment import PORT, ProcessIdentity
+from shoal.cluster.protocol.environment import PORT, ProcessIdentity, find_metrics_port, shift_metrics_port
 from shoal.cluster.protocol.reports import pid_of, process_name
 from shoal.config import SchedulerConfig, ServerConfig
 from shoal.errors import ShoalError, WorkerLostError
@@ -81,6 +81,9 @@ def start_worker(
 ) -> ChildProcess:
     """Start a program as a worker on this machine, whose end is put into a queue."""
     most = workers[1] if isinstance(workers, tuple) else workers
+    port = find_metrics_port(os.environ)
+    if port is not None:  # workers of one machine cannot share it
+        environment = environment | {"SHOAL_METRICS_PORT": shift_metrics_port(port, rank)}
     return ChildProcess(
         f"worker {rank}",
         guarded(command),

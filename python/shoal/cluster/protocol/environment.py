@@ -3,7 +3,8 @@
     SHOAL_RANK, SHOAL_WORKERS, SHOAL_SCHEDULER     set by ``shoal launch``, or by hand; they come first
     SHOAL_NODE                                     the machine that a server runs on
     SHOAL_CURVE                                    the directory of the cluster's keys, of every role
-    SHOAL_METRICS_PORT                             where a worker answers probes and reports its metrics
+    SHOAL_METRICS_PORT                             where a worker answers probes and reports its metrics; a launcher
+                                                   adds the worker's rank to the port
     SHOAL_LOG_FORMAT                               text or json: the log of every role (shoal.base.logs)
     SHOAL_TRACING                                  1: a worker's calls are traced by OpenTelemetry
     torchrun      RANK, WORLD_SIZE
@@ -137,6 +138,20 @@ def find_keys(environment: Environment) -> str | None:
 def find_metrics_port(environment: Environment) -> str | None:
     """Find where a worker answers probes and reports its metrics, ``[HOST:]PORT``: SHOAL_METRICS_PORT."""
     return environment.get("SHOAL_METRICS_PORT") or None
+
+
+def shift_metrics_port(text: str, rank: int) -> str:
+    """Return where a launched worker reports its metrics: the port plus its rank, unless it is any free one.
+
+    Examples
+    --------
+    >>> shift_metrics_port("0.0.0.0:9100", 2), shift_metrics_port("9100", 1), shift_metrics_port("*", 3)
+    ('0.0.0.0:9102', '9101', '*')
+    """
+    host, separator, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) == 0:  # what is no port is refused by the worker
+        return text
+    return f"{host}{separator}{int(port) + rank}"
 
 
 def find_tracing(environment: Environment) -> bool:
