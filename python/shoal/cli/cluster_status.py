@@ -105,7 +105,7 @@ def _connect(options: Cluster) -> SchedulerClient:
     from shoal.cluster.protocol.scheduler_client import SchedulerClient
 
     directory = from_environment(options, os.environ).curve
-    keys = None if directory is None else Keys.load(directory, "worker")
+    keys = None if directory is None else Keys.load_any(directory)
     return SchedulerClient(options.address, "observer", keys=keys)
 
 

@@ -114,6 +114,19 @@ def test_keys_that_are_there_are_not_replaced(folder):
     }
 
 
+def test_a_command_takes_the_secret_of_any_role(folder, capsys):
+    assert Keys.load_any(folder) == Keys.load(folder, "worker")
+    (folder / "worker.key_secret").unlink()
+    (folder / "scheduler.key_secret").unlink()
+    assert Keys.load_any(folder) == Keys.load(folder, "server")
+    command = ["cluster", "tcp://127.0.0.1:1", "status", "--curve", str(folder), "--timeout", "0.05"]
+    assert cli.main(command) == 1  # nobody is there
+    assert "key_secret" not in capsys.readouterr().err
+    (folder / "server.key_secret").unlink()
+    assert cli.main(command) == 2
+    assert "worker.key_secret: No such file or directory; copy it here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("role", ["", "../worker", "a/b", "a.b"])
 def test_a_role_that_cannot_be_a_file_s_name_is_refused(tmp_path, role):
     with pytest.raises(ValueError, match="cannot name keys"):
@@ -122,8 +135,10 @@ def test_a_role_that_cannot_be_a_file_s_name_is_refused(tmp_path, role):
 
 
 def test_a_missing_or_damaged_file_is_named_with_the_remedy(tmp_path, folder):
-    with pytest.raises(ValueError, match=r"nobody.key_secret: No such file.*shoal keygen"):
-        Keys.load(folder, "nobody")
+    with pytest.raises(ValueError, match=r"nowhere/worker.key_secret: No such file.*shoal keygen"):
+        Keys.load(tmp_path / "nowhere", "worker")
+    with pytest.raises(ValueError, match=r"nobody.key_secret: No such file.*copy it here, the secret of the nobody"):
+        Keys.load(folder, "nobody")  # where shoal keygen refuses to replace the others
     keys = Keys.load(folder, "worker")
     (folder / "server.key").unlink()
     with pytest.raises(ValueError, match=r"server.key is missing.*copy it here"):

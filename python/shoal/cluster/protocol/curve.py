@@ -111,7 +111,10 @@ class Keys:
         try:
             found = file.stat()
         except OSError as error:
-            raise ValueError(f"{file}: {error.strerror}; make keys with: shoal keygen --output {folder}") from None
+            remedy = f"make keys with: shoal keygen --output {folder}"
+            if any(folder.glob("*.key*")):  # it would refuse: the others are in use
+                remedy = f"copy it here, the secret of the {role}, from where the keys were made"
+            raise ValueError(f"{file}: {error.strerror}; {remedy}") from None
         mode = stat.S_IMODE(found.st_mode)
         # A file of another user was given to this process's group on purpose, as Kubernetes gives secrets.
         if mode & (0o077 if found.st_uid == os.getuid() else 0o037):
@@ -120,6 +123,13 @@ class Keys:
         if secret is None:
             raise ValueError(f"{file} does not hold a secret key: make keys with shoal keygen")
         return cls(folder, role, _checked(public, file), _checked(secret, file))
+
+    @classmethod
+    def load_any(cls, directory: str | os.PathLike[str]) -> Self:
+        """Read the pair of the worker, or of another role if its secret is not there: each may ask a scheduler."""
+        folder = local_path(directory)
+        there = [role for role in ("worker", *ROLES) if os.path.exists(_secret_file(folder, role))]
+        return cls.load(folder, there[0] if there else "worker")
 
     def public_of(self, role: str) -> bytes:
         """Read the public key of another role."""
