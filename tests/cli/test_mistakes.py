@@ -264,7 +264,7 @@ def test_keywords_become_options_and_nothing_else_does():
         "x; on_error='skip' leaves such lines out": "x; --on-error skip leaves such lines out",
         "pass overwrite=True (--overwrite), or choose": "pass --overwrite, or choose",
         "pass sep=';' (--sep)": "pass --sep ';'",
-        "pass --curve DIR (keys=), or --insecure (insecure=True) there": "pass --curve DIR, or --insecure there",
+        "pass --curve DIR (curve=), or --insecure (insecure=True) there": "pass --curve DIR, or --insecure there",
         "does it want keys (curve=)?": "does it want keys (--curve)?",
         "checkpoint_every is 0: pass 1 or more": "--checkpoint-every is 0: pass 1 or more",
         "write it as alpha=0.05,0.1": "write it as alpha=0.05,0.1",

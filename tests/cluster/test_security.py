@@ -41,7 +41,9 @@ def test_an_address_of_this_machine_alone_needs_no_keys(host):
 )
 def test_any_other_needs_keys_or_a_word(host):
     bind = f"tcp://{host}:5570"
-    with pytest.raises(ValueError, match=r"shoal keygen --output DIR and pass --curve DIR .* or pass --insecure"):
+    with pytest.raises(
+        ValueError, match=r"shoal keygen --output DIR and pass --curve DIR \(curve=\), .* or pass --insecure"
+    ):
         check_bind(bind, secured=False, insecure=False)
     check_bind(bind, secured=True, insecure=False)
     check_bind(bind, secured=False, insecure=True)

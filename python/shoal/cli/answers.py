@@ -106,7 +106,7 @@ def in_options(text: str, options: Collection[str]) -> str:
     'pass --resume appended to learn more'
     >>> in_options("pass sep=';' (--sep)", {"sep"})
     "pass --sep ';'"
-    >>> in_options("pass --curve DIR (keys=) or --insecure (insecure=True)", {"curve", "insecure"})
+    >>> in_options("pass --curve DIR (curve=) or --insecure (insecure=True)", {"curve", "insecure"})
     'pass --curve DIR or --insecure'
     """
     if not options:

@@ -141,13 +141,13 @@ def check_bind(bind: str, *, secured: bool, insecure: bool) -> None:
         if not is_private(directory):
             raise ValueError(
                 f"{bind}: without keys every peer may read and change every row, and other users may enter "
-                f"{directory}: choose a directory of your own of mode 0700, or pass --curve DIR (keys=) or --insecure "
+                f"{directory}: choose a directory of your own of mode 0700, or pass --curve DIR (curve=) or --insecure "
                 "(insecure=True)"
             )
     elif not is_loopback(split(bind, wildcard=True)[0]):
         raise ValueError(
             f"{bind} is reached from other machines, and without keys every peer may read and change every row: "
-            "make keys with shoal keygen --output DIR and pass --curve DIR (keys=), or listen at 127.0.0.1, or pass "
+            "make keys with shoal keygen --output DIR and pass --curve DIR (curve=), or listen at 127.0.0.1, or pass "
             "--insecure (insecure=True) in a network that you trust"
         )
 
