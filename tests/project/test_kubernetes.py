@@ -157,6 +157,18 @@ def test_a_failed_job_of_a_job_set_does_not_restart_the_servers():
         assert job["template"]["spec"]["restartPolicy"] == "OnFailure"
 
 
+def test_no_pod_of_a_job_set_that_would_end_with_success_is_evicted():
+    found = documents("jobset")
+    (job_set,) = (one for one in found if one["kind"] == "JobSet")
+    (budget,) = (one["spec"] for one in found if one["kind"] == "PodDisruptionBudget")
+    assert budget["selector"]["matchLabels"] == {"jobset.sigs.k8s.io/jobset-name": job_set["metadata"]["name"]}
+    (chosen,) = budget["selector"]["matchExpressions"]
+    jobs = [one["template"]["spec"] for one in job_set["spec"]["replicatedJobs"]]
+    chosen_jobs = [one for one in jobs if one["template"]["metadata"]["labels"][chosen["key"]] in chosen["values"]]
+    assert budget["minAvailable"] == sum(job["completions"] for job in chosen_jobs)
+    assert len(chosen_jobs) == len(jobs) - 1  # all but the workers
+
+
 def test_the_image_runs_as_the_user_of_the_pods_and_copies_what_it_needs():
     lines = (ROOT / "Dockerfile").read_text()
     user = re.search(r"^USER (\d+):(\d+)$", lines, re.MULTILINE)
