@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import re
 import socket
 import threading
@@ -53,7 +54,26 @@ def test_a_role_that_starts_is_alive_and_not_ready(health):
     health.now[0] = 1e6
     assert get(f"{health.address}/healthz") == (200, "ok\n")
     assert get(f"{health.address}/readyz") == (503, "it has not joined the cluster\n")
-    assert get(f"{health.address}/other")[0] == 404
+    assert get(f"{health.address}/other") == (404, "there are /healthz, /readyz and /metrics\n")
+
+
+def test_the_paths_of_a_page_are_named_where_it_is(health):
+    health.watch(list, "scheduler", metrics_of.SCHEDULER, dict, view=dict)
+    assert get(f"{health.address}/other") == (404, "there are /, /view.json, /healthz, /readyz and /metrics\n")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/healthz", 200), ("/readyz", 503), ("/other", 404)])
+def test_head_is_answered_as_get_without_the_body(health, path, status):
+    replies = []
+    for method in ("GET", "HEAD"):
+        connection = http.client.HTTPConnection(health.address.removeprefix("http://"), timeout=TIMEOUT)
+        with contextlib.closing(connection):
+            connection.request(method, path)
+            reply = connection.getresponse()
+            replies.append((reply.status, reply.headers["Content-Length"], reply.headers["Content-Type"]))
+            assert bool(reply.read()) == (method == "GET")
+    assert replies[0] == replies[1]
+    assert replies[0][0] == status
 
 
 def test_a_role_is_alive_while_its_main_loop_turns(health):

@@ -5,9 +5,9 @@
     GET /metrics    its metrics (metrics.py) and those of its process, for Prometheus: as OpenMetrics if it accepts that
     GET /           of the scheduler: a page that displays the cluster (view.html), from /view.json
 
-The body is text. While a role starts, for which it has deadlines of its own, it counts as running. It calls
-:meth:`HealthServer.turn` in its main loop; everything else happens in threads of this module, so a probe costs the role
-nothing.
+The body is text; a HEAD request gets the same reply without it. While a role starts, for which it has deadlines of its
+own, it counts as running. It calls :meth:`HealthServer.turn` in its main loop; everything else happens in threads of
+this module, so a probe costs the role nothing.
 
 /healthz decides whether the role is started again, so no client can keep others from it: a request has one deadline
 and `_HEAD_BYTES`, a connection above `_MAX_CONNECTIONS` replaces the oldest one, and /healthz waits for no lock of the
@@ -149,7 +149,8 @@ class HealthServer:
         if path == "/readyz":
             reasons = self._unready()
             return (503, "".join(f"{reason}\n" for reason in reasons)) if reasons else (200, "ready\n")
-        return 404, "there are /healthz, /readyz and /metrics\n"
+        page = "" if self._view is None else "/, /view.json, "
+        return 404, f"there are {page}/healthz, /readyz and /metrics\n"
 
     def close(self) -> None:
         """Stop listening."""
@@ -289,6 +290,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return None
         return bytes(head)
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         status, body, kind = self._reply(path)
@@ -298,7 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Security-Policy", _POLICY)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _reply(self, path: str) -> tuple[int, bytes, str]:
         reply, accept = self.server.health.reply, ",".join(self.headers.get_all("Accept", []))
