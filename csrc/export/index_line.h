@@ -31,8 +31,8 @@
 namespace shoal {
 
 struct LineFormat {
-  static constexpr std::size_t kMinRowBytes = 5;  // bytes of a hash
-  static constexpr std::size_t kMaxDim = 8;
+  static constexpr std::size_t kMinRowBytes = 5;  // least width: stored bytes of a hash
+  static constexpr std::size_t kMaxDim = 8;       // greatest width: the whole hash
   static constexpr std::size_t kFirstRow = 59;
   static constexpr std::size_t kScale = 61;
   static constexpr std::size_t kReach = 63;

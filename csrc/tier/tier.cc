@@ -15,8 +15,8 @@
 //            brought
 //
 // Memory: rows, index, filters, fences and use counters are at most `memory` bytes; besides, working memory
-// of 4 MiB a thread, an eighth of `memory` for rows that are read ahead, one slot during a function of all
-// rows, and what a save must keep.
+// of 8 MiB a thread, since a merge reads one run and writes another; an eighth of `memory` for rows that are
+// read ahead, one slot during a function of all rows, and what a save must keep.
 
 #include "tier/tier.h"
 

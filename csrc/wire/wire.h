@@ -51,7 +51,8 @@ inline constexpr std::uint16_t kFlags =
 inline constexpr unsigned kPartShift = 8;
 inline constexpr std::size_t kMaxNestedFrames = 4;               // besides the nested header
 inline constexpr std::size_t kMaxFrames = 1 + kMaxNestedFrames;  // besides the header
-inline constexpr std::size_t kMaxRecordBytes = 256;  // of a nested header and the numbers behind it
+// Of the first frame of a nested request: its header, and bytes that are ignored.
+inline constexpr std::size_t kMaxRecordBytes = 256;
 inline constexpr std::size_t kMaxDim = 4096;
 // The digest that names a delta's base checkpoint, a SHA-256, as four numbers: its bytes in order, the first
 // one lowest.
@@ -89,7 +90,7 @@ inline constexpr Op kLastOp = Op::kPrefetch;
 // What a REPLICATE carries: its aux.
 enum class Record : std::uint32_t {
   kAlive,    // nothing: its sequence is the position of the last record
-  kRequest,  // a request, nested; behind its header are numbers of the log (replica/replication_log.h)
+  kRequest,  // a request, nested; the header of the REPLICATE has the log's numbers (wire/record_header.h)
   kOrder,    // a control order
   kCopyBegin,
   kCopyChunk,
@@ -188,9 +189,8 @@ struct Decoded {
       numbers;                            // TICK: sequences; LOAD_BEGIN: rows; LOAD_END; STATS; SWEEP; SAVE_*
   std::span<const std::uint32_t> tables;  // TICK
   std::span<const std::uint16_t> slots;   // WRONG_EPOCH: slots that are not here
-  std::string_view text;  // BAD_REQUEST, INTERNAL, RESOURCE_EXHAUSTED: UTF-8, as the peer sent it
-  std::span<const Frame>
-      nested;  // REPLICATE of a request: its header with the log's numbers, its frames; not yet decoded
+  std::string_view text;          // BAD_REQUEST, INTERNAL, RESOURCE_EXHAUSTED: UTF-8, as the peer sent it
+  std::span<const Frame> nested;  // REPLICATE of a request: its header, its frames; not yet decoded
 
   // Weights or gradients, count x dim.
   std::span<const float> floats() const noexcept {
