@@ -115,6 +115,13 @@ def test_metrics_are_read_when_they_are_asked_for(health):
         assert "# TYPE shoal_server_messages_total counter" in reply.read().decode()
 
 
+def test_the_number_of_workers_is_described_as_that_of_all_jobs(health):
+    health.watch(list, "scheduler", metrics_of.SCHEDULER, lambda: {"workers": 3})
+    text = get(f"{health.address}/metrics")[1]
+    assert "# HELP shoal_scheduler_workers Workers of all jobs\n" in text
+    assert "\nshoal_scheduler_workers 3.0\n" in text
+
+
 PROMETHEUS_ACCEPTS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 
 

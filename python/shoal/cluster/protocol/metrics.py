@@ -59,7 +59,7 @@ Values = Mapping[str, Value]  # of a role's metrics, by name
 SCHEDULER: RoleMetrics = {
     "epoch": Metric("gauge", "Epoch of the map of slots; 0 until all servers have joined"),
     "servers": Metric("gauge", "Servers of the map of slots"),
-    "workers": Metric("gauge", "Workers of the job"),
+    "workers": Metric("gauge", "Workers of all jobs"),
     "refused": Metric("counter", "Refused messages and connections"),
     "failovers": Metric("counter", "Servers whose slots others have taken over", name="failovers"),
     "rows_lost": Metric("gauge", "Whether all copies of some slots are lost, which ends the job"),
