@@ -557,7 +557,7 @@ def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_p
 def test_the_document_lists_the_settings_of_every_model():
     text = (ROOT / "docs" / "ctr.md").read_text()
     models = re.findall(
-        r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", text.split("`[model]`")[1].split("`dim` is")[0], re.MULTILINE
+        r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", text.split("`[model]` has")[1].split("`dim`, of")[0], re.MULTILINE
     )
     from shoal.torch.config import _takes
     from shoal.torch.models import Deep
@@ -568,7 +568,7 @@ def test_the_document_lists_the_settings_of_every_model():
         ]
         for name, kind in MODELS.items()
     }
-    assert set(Deep.__annotations__) <= set(re.findall(r"`(\w+)`", text.split("`dim` is")[1].split("##")[0]))
+    assert set(Deep.__annotations__) <= set(re.findall(r"`(\w+)`", text.split("`dim`, of")[1].split("##")[0]))
 
 
 @pytest.mark.slow
