@@ -342,6 +342,43 @@ def test_another_plateau_is_not_resumed(clicks, tmp_path):
         made(store).fit(read(clicks), **how, checkpoint=Checkpointing(tmp_path, every=2, resume=True))
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"optimizer": {"name": "Adam", "lr": 0.5}}, r"optimizer.lr=0\.01, now it is 0\.5"),
+        ({"optimizer": {"name": "SGD", "lr": 0.01}}, "optimizer='Adam', now it is 'SGD'"),
+        ({"clip_norm": 1.0}, r"clip_norm=0\.02, now it is 1\.0"),
+        ({"clip_norm": None}, r"clip_norm=0\.02, now it is None"),
+        (
+            {"schedule": SCHEDULE | {"floor": 0.2}},
+            r"schedule='Cosine\(.*floor=0\.1.* now it is .*floor=0\.2",
+        ),
+        ({"ema": 0.9}, r"ema=None, now it is 0\.9"),
+        ({"loss": "focal"}, "loss=\"'bce'\", now it is \"'focal'\""),
+        ({"precision": "bfloat16"}, "precision='float32', now it is 'bfloat16'"),
+        ({"dense": "servers"}, "dense='allreduce', now it is 'servers'"),
+    ],
+)
+def test_a_fit_is_not_resumed_with_another_recipe_or_optimizer(stopped, change, says):
+    settings = {"clip_norm": CLIPPED, "schedule": SCHEDULE, **change}
+    with shoal.local(threads=1) as store:
+        model = made(store, **{name: value for name, value in settings.items() if value is not None})
+        before = bits(model)
+        with pytest.raises(ValueError, match=f"was begun with {says}.*: pass the same to resume, or begin another fit"):
+            model.fit(read(stopped.parent), progress=False, checkpoint=Checkpointing(stopped, resume=True))
+        assert bits(model) == before
+
+
+@pytest.fixture(scope="module")
+def stopped(clicks: Path) -> Path:
+    """A checkpoint within the first pass."""
+    folder = clicks / "stopped"
+    how = {"progress": False, "checkpoint": Checkpointing(folder, every=2), "callbacks": [Fails(5)]}
+    with shoal.local(threads=1) as store, pytest.raises(RuntimeError):
+        made(store, clip_norm=CLIPPED, schedule=SCHEDULE).fit(read(clicks), **how)
+    return folder
+
+
 def test_a_plateau_needs_something_to_measure(clicks):
     with shoal.local(threads=1) as store, pytest.raises(ValueError, match="a plateau needs something to measure"):
         made(store, plateau=PLATEAU).fit(read(clicks), progress=False)

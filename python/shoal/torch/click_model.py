@@ -133,6 +133,7 @@ class ClickModel(SavedClickModel):
         check_losses(self._described)
         self._tables = tuple(found.values())
         self._dense = dense_part(module, store, optimizer, dense, recipe)
+        self._sharing = dense
         self._recipe = recipe
         self._losses: dict[str, Loss] = {}  # those of the tasks, once they are needed
         self._has_scaled_rates = False
@@ -361,6 +362,12 @@ class ClickModel(SavedClickModel):
         if self._dense.is_on_servers:
             return Tolerance()
         return Tolerance(loss=False, replacement=False, remedy='; one with dense="servers" can')
+
+    @property
+    def _fit_settings(self) -> dict[str, Any]:
+        """Return the recipe, the optimizer of the dense part and how a step is computed."""
+        how = {"dense": self._sharing, "staleness": self._staleness, "precision": self._precision}
+        return {**how, **self._dense.settings, **self._recipe.common}
 
     @property
     def common_settings(self) -> dict[str, Any]:

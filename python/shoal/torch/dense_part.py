@@ -25,8 +25,8 @@ Threads: the one that trains.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
@@ -64,6 +64,11 @@ class DensePart:
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this worker, if it has one."""
         return None
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The optimizer and its settings, by name, as plain values: those that it was made with."""
+        return {}
 
     @property
     def is_on_servers(self) -> bool:
@@ -117,13 +122,21 @@ class Alone(DensePart):
         self.steps = steps
         self._made: torch.optim.Optimizer | None = None
         self._is_made = False
+        self._settings: dict[str, Any] = {}  # of the optimizer, before a schedule changes its rates
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer, made when it is first needed: the first one imports torch's compiler, which takes seconds."""
         if not self._is_made:
             self._made, self._is_made = self._make(), True
+            if self._made is not None:
+                self._settings = _settings_of(self._made)
         return self._made
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the optimizer, which is made."""
+        return {} if self.optimizer is None else self._settings
 
     @property
     def is_on_servers(self) -> bool:
@@ -305,6 +318,13 @@ class OnServers(DensePart):
         """The table that holds them, once the model has begun to learn."""
         return () if self._parameters is None else (self._parameters.table.table,)
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the servers' optimizer."""
+        rule = self._rule
+        named = {f"optimizer.{one.name}": _plain(getattr(rule, one.name)) for one in fields(rule)}
+        return {"optimizer": type(rule).__name__, **named}
+
     def prepare_to_join(self, team: Team) -> bytes:
         """Set the array to values of a file, which the servers do not have."""
         if self._is_newer:
@@ -394,6 +414,27 @@ def dense_part(
     if store.num_workers > 1:
         return AllReduced(make, store, parameters, steps)
     return Alone(make, bool(parameters), steps)
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the settings of all groups of parameters, with the rates that a schedule multiplies."""
+    found: dict[str, Any] = {"optimizer": type(optimizer).__name__}
+    groups = optimizer.param_groups
+    for number, group in enumerate(groups):
+        where = "optimizer" if len(groups) == 1 else f"optimizer[{number}]"
+        settings = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+        settings["lr"] = group.get("initial_lr", group.get("lr"))
+        found |= {f"{where}.{name}": _plain(value) for name, value in settings.items()}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as a value that can be saved and compared."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(one) for one in value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return value if value is None or type(value) in (bool, int, float, str) else repr(value)
 
 
 def _scheduled(optimizer: Optimizer, schedule: Schedule | None) -> Optimizer:

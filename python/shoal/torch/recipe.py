@@ -80,10 +80,11 @@ class Recipe:
             raise TypeError(f"plateau is {self.plateau!r}: pass shoal.models.Plateau()")
 
     @property
-    def common(self) -> dict[str, str]:
-        """What all workers of a fit need to have in common, by name; a plateau is compared with the plan."""
+    def common(self) -> dict[str, Any]:
+        """What all workers of a fit, and one that resumes, have in common, by name; a plateau is in the plan."""
         loss = getattr(self.loss, "__qualname__", type(self.loss).__name__) if callable(self.loss) else repr(self.loss)
-        return {name: repr(getattr(self, name)) for name in ("clip_norm", "schedule", "ema")} | {"loss": loss}
+        schedule = None if self.schedule is None else repr(self.schedule)
+        return {"clip_norm": self.clip_norm, "schedule": schedule, "ema": self.ema, "loss": loss}
 
 
 _OF_TRAIN = ("clip_norm", "schedule", "plateau", "ema", "loss")

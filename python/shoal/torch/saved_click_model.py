@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,6 @@ from shoal.torch.tower import read_tower
 
 log = logging.getLogger(__name__)
 
-_FRESH: dict[str, Any] = {"staleness": 0, "rows": []}  # of a fit that pulls nothing ahead
 _TOWER = "tower.pt"  # next to the tables, in a folder of the best weights
 
 
@@ -75,6 +75,11 @@ class SavedClickModel(ClickPredictor):
         self._take_tower(read_tower(folder.read(_TOWER), folder.address(_TOWER)), whole=False)
 
     @property
+    @abstractmethod
+    def _fit_settings(self) -> dict[str, Any]:
+        """The settings of a fit besides those of its plan, its tables and its data, by name: of a resumed one too."""
+
+    @property
     def _is_alone(self) -> bool:
         """Whether the file of the dense part has the rows pulled ahead: those of several workers are pulled anew."""
         return self._store.num_workers == 1
@@ -86,10 +91,11 @@ class SavedClickModel(ClickPredictor):
         state: dict[str, Any] = {
             "optimizer": None if self._dense.optimizer is None else self._dense.optimizer.state_dict(),
             "steps": self._dense.steps.state(),
+            "settings": self._fit_settings,
         }
         if self._staleness:
             rows = self._pipeline.rows_ahead() if self._pipeline is not None and self._is_alone else []
-            state["ahead"] = {"staleness": self._staleness, "rows": rows}
+            state["ahead"] = rows
         with self._averaged():
             torch.save({"module": self.module.state_dict(), **state}, file)
         return file.getvalue()
@@ -99,7 +105,7 @@ class SavedClickModel(ClickPredictor):
         self.module.load_state_dict(state["module"])
         self._dense.steps.forget_averages()
         if whole:
-            self._rows_ahead = state.get("ahead", _FRESH)["rows"] if self._is_alone else []
+            self._rows_ahead = state.get("ahead", []) if self._is_alone else []
             if self._dense.optimizer is not None:
                 self._dense.optimizer.load_state_dict(state["optimizer"])
             self._dense.steps.set_state(state["steps"])
@@ -187,18 +193,14 @@ class SavedClickModel(ClickPredictor):
         CorruptionError
             A file is missing, cut short or changed.
         ValueError
-            A table there has another description than this module's, or ``resume`` finds a fit of another staleness.
+            A table there has another description than this module's, or ``resume`` finds a fit of other settings.
         """
         where = open_dir(directory, storage_options)
         described = files.read(where)
         tower = read_tower(files.read_tower(where, described), where.address(described.tower or ""))
         if resume:
             self._check_described(described.click or {})
-        before = tower.get("ahead", _FRESH)["staleness"]
-        if resume and before != self._staleness:
-            raise ValueError(
-                f"the fit was begun with staleness={before}, now it is {self._staleness}: pass the same to resume"
-            )
+            self._check_settings(tower.get("settings", {}))
         self._store.load(where.child(described.checkpoint))
         self._take_tower(tower, whole=resume)
         if not resume:
@@ -215,6 +217,16 @@ class SavedClickModel(ClickPredictor):
                 raise ValueError(
                     f"the fit was begun with another setting of {name}: it was {its!r:.200}, and is {own!r:.200}: pass "
                     "the same to resume"
+                )
+
+    def _check_settings(self, its: Mapping[str, Any]) -> None:
+        """Raise ValueError if the fit that is to be resumed has other settings."""
+        for name, now in self._fit_settings.items():
+            before = its.get(name, now)  # of an optimizer of an older torch, which has no such setting
+            if now != before:
+                raise ValueError(
+                    f"the fit was begun with {name}={before!r}, now it is {now!r}: pass the same to resume, or begin "
+                    "another fit"
                 )
 
     def init_from(self, directory: StoragePath, *, storage_options: Mapping[str, Any] | None = None) -> None:
