@@ -524,8 +524,9 @@ class TableSettings(Config, frozen=True, kw_only=True):
     ] = None
     expire: Annotated[
         tuple[str, ...] | None,
-        "expiry: after each pass remove the rows not used for C batches (ttl:C), beyond the N best (rows:N), with a "
-        "norm below F (norm:F), or with a decayed count below F (score:DECAY:F); repeatable",
+        "expiry: after each pass (of a stream without an end, before each checkpoint) remove the rows not used for C "
+        "batches (ttl:C), beyond the N best (rows:N), with a norm below F (norm:F), or with a decayed count below F "
+        "(score:DECAY:F); repeatable",
         Setting(metavar="RULE", check="shoal.lifecycle:parse_expiry"),
     ] = None
 

@@ -164,6 +164,15 @@ def test_what_fails_before_anything_was_learned_saves_nothing(capsys):
     assert "trained so far" not in capsys.readouterr().err
 
 
+def test_expiry_of_a_stream_without_an_end_needs_checkpoints(capsys):
+    Path("clicks").mkdir()
+    train = ["train", "lr", "--data", "clicks", "--follow", "--format", "libsvm", "--output", "m"]
+    assert cli.main([*train, "--expire", "rows:5000", "--expire", "ttl:3"]) == 2
+    error = capsys.readouterr().err
+    assert "--expire of table 'lr' has TimeToLive(clocks=3), which is applied" in error
+    assert "the stream has no end: pass --checkpoint-every BATCHES, or --expire rows:N" in error
+
+
 @pytest.mark.parametrize("role", ["--data", "--valid"])
 def test_several_passes_over_a_stream_are_refused_before_the_first_one(role, capsys):
     files = {"--data": "good.libsvm", "--valid": "good.libsvm"} | {role: "-"}

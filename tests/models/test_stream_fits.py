@@ -230,6 +230,19 @@ def test_a_folder_is_followed_over_stops(tmp_path: Path) -> None:
         sent += 7
 
 
+def test_rows_of_a_stream_without_an_end_expire_at_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "clicks").mkdir()
+    (tmp_path / "clicks" / "0").write_text("1 7:1\n0 7:1\n" + "1 9:1\n0 9:1\n" * 5)
+    reader = shoal.read_libsvm(Following(tmp_path / "clicks"), batch_size=2).with_max_delay(0.01)
+    for every, is_kept in ((2, False), (50, True)):
+        out = tmp_path / f"every-{every}"
+        with shoal.LogisticRegression(expire=shoal.TimeToLive(2), warm_up=False) as model:
+            with pytest.raises(Terminated):
+                model.fit(reader, checkpoint=Checkpointing(out, every=every), callbacks=Stop(12), progress=False)
+            for one in (model, shoal.load(out)):
+                assert one.tables[0].contains(np.array([7, 9], np.uint64)).tolist() == [is_kept, True]
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_model_of_a_followed_folder_names_its_columns(tmp_path: Path, form: str) -> None:
     folder, clicks = tmp_path / "clicks", {"click": [1, 0, 1], "ad": ["a", "b", "c"], "site": ["x", "y", "x"]}

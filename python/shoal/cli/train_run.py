@@ -352,6 +352,7 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
         is_measured_by_one = getattr(model, "solver", None) is not None
         if valid is not None:
             valid = (valid if rank == 0 else None) if is_measured_by_one else valid.split(rank, workers)
+    _check_expiry(options, model, train)
     early_stopping = early_stopping_of(options.train)
     # The best weights of several workers are kept in a directory that all of them see.
     output = options.output
@@ -425,6 +426,22 @@ def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, 
     lines = [*pass_lines(model), *extra, *more, *described, *name_lines(whole), saved]
     facts |= {"model": str(target), "names": count_names(whole), "interrupted": interrupted is not None, **told}
     return Answer("\n".join(lines), facts, exit_status(stopped()))
+
+
+def _check_expiry(options: TrainOptions, model: Model | ClickModel, train: Reader) -> None:
+    """Raise ValueError if rows would never expire: a stream without an end has no end of a pass."""
+    from shoal.data.stream import is_endless
+    from shoal.lifecycle import MaxRows
+
+    if options.output.checkpoint_every is not None or not is_endless(train):
+        return
+    for table in model.tables:
+        rule = next((rule for rule in table.spec.expire if not isinstance(rule, MaxRows)), None)
+        if rule is not None:
+            raise ValueError(
+                f"--expire of table {table.name!r} has {rule}, which is applied at the end of a pass or at "
+                "checkpoints, and the stream has no end: pass --checkpoint-every BATCHES, or --expire rows:N"
+            )
 
 
 def keep_config(options: TrainConfig, target: StoragePath) -> None:

@@ -169,6 +169,11 @@ class PassRows:
         """Clocks of the pass so far: batches of this worker, or of others."""
         return self.header.clocks + self._team.store.clock - self.header.clock
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a checkpoint follows the clock that is about to end."""
+        return self.every is not None and (self.clocks + 1) % self.every == 0
+
     def begin_batch(self, index: int) -> None:
         """Say that a batch of a share is about to be learned from, if its position will follow behind."""
         if self._writes and self._rows.lags:
@@ -200,8 +205,7 @@ class PassRows:
         row = _row(self._team.store.rank, share)
         row[_DONE], row[_SENT] = self._done[index], self._rows.known(at)[_SENT]
         self._rows.set(at, row)
-        is_due = self.every is not None and (self.clocks + 1) % self.every == 0
-        self._add_metrics(trainers, with_counts=is_due)
+        self._add_metrics(trainers, with_counts=self.is_due)
         self._set_states()
         self._rows.push()
 

@@ -62,6 +62,7 @@ from shoal.models.sources import (
 )
 from shoal.models.team import Team, WorkersMoveError
 from shoal.storage.base import StorageDir
+from shoal.store.base import Store
 
 _LOOK_SECONDS = 1.0  # after which a worker asks whether another one has ended their stream
 
@@ -203,9 +204,11 @@ class Training:
 
     def _sweep(self) -> None:
         """Drop the rows that the tables' expiry rules select: all workers are at one clock, and end it."""
-        for store in self._stores:
-            if any(table.spec.has_rules for table in store.tables.values()):
-                self._team.sweep(self._run.header.division, store)
+        for store in self._stores_with_rules():
+            self._team.sweep(self._run.header.division, store)
+
+    def _stores_with_rules(self) -> list[Store]:
+        return [store for store in self._stores if any(table.spec.has_rules for table in store.tables.values())]
 
     def _best_folder(self, number: int) -> StorageDir | None:
         found = [folder for observer in self._observers if (folder := observer.best_folder(number)) is not None]
@@ -303,6 +306,7 @@ class Training:
                     self._last = data.last
                     room.learned(len(batch))
                     run.work.learned(data, len(batch), trainers)
+                    self._sweep_stream()
                     for store in self._stores:
                         store.tick()
                         store.activity.learned(len(batch))
@@ -362,9 +366,16 @@ class Training:
             observer.idle(self._fit_state)
         # What has an end is there already, and is waited for: then batches and clocks do not depend on the time.
         if is_endless(self._reader) and not self._team.is_alone and self._team.can_continue:
+            self._sweep_stream()
             self._run.work.tick()
             self._clock_done()
             self._look_at = 0.0  # the pull waits for the others, so that this worker is not clocks ahead
+
+    def _sweep_stream(self) -> None:
+        """Drop expired rows in a clock before a checkpoint: a stream without an end comes to no end of a pass."""
+        if is_endless(self._reader) and self._run.work.is_due and self._team.leads:
+            for store in self._stores_with_rules():
+                store.sweep()
 
     def _pauses(self, interrupted: Callable[[], KeyboardInterrupt | None]) -> bool:
         """Whether all workers end their clocks here: one is told to end, or has gone and the others take its parts."""

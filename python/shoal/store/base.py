@@ -500,9 +500,10 @@ class Store(StoreFiles):
 
         Notes
         -----
-        Only `fit` of a model sweeps by itself, after each pass. In other programs call this at intervals of clocks, on
-        one worker. Waiting keys that have expired by the admission rule are removed too. Slots are locked one by one
-        while other calls continue. On a cluster under BSP rows are dropped at the end of the clock.
+        Only `fit` of a model sweeps by itself, after each pass, and before the checkpoints of a stream without an end.
+        In other programs call this at intervals of clocks, on one worker. Waiting keys that have expired by the
+        admission rule are removed too. Slots are locked one by one while other calls continue. On a cluster under BSP
+        rows are dropped at the end of the clock.
 
         Examples
         --------
