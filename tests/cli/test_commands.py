@@ -292,6 +292,7 @@ def test_a_directory_that_is_no_model_is_refused_even_with_overwrite(logs, tmp_p
 
 
 GOOD = ["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m"]
+TABLE = ["train", "lr", "--data", "good", "--format", "parquet", "--label", "y", "--output", "m"]
 
 
 @pytest.mark.parametrize(
@@ -325,6 +326,8 @@ GOOD = ["train", "lr", "--data", "good", "--format", "libsvm", "--output", "m"]
         (["train", "lr", "--data", "good", "--format", "csv", "--output", "m"], 2, "csv requires --label"),
         (["train", "lr", "--data", "good", "--format", "tsv", "--output", "m", "--label", "y"], 2, "'y' is not there"),
         ([*GOOD, "--reader-threads", "0"], 2, "--reader-threads is 0"),
+        ([*TABLE, "--on-error", "skip"], 2, "--on-error skip applies to lines of text, not to parquet: leave it out"),
+        ([*TABLE, "--reader-threads", "2"], 2, "--reader-threads applies to lines of text, not to parquet"),
         ([*GOOD, "--grid", "alfa=1"], 2, "no setting 'alfa'"),
         ([*GOOD, "--grid", "alpha=1", "--grid", "alpha=2"], 2, "twice"),
         ([*GOOD, "--grid", "alpha=1,1"], 2, "'alpha' twice"),
