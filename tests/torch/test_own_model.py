@@ -123,7 +123,7 @@ def test_no_code_is_imported_that_was_not_allowed(folder, capsys, caplog):
     assert "own_models" not in sys.modules
     assert main(["train", "ctr", "--config", config, "--import", "own_models", "--output", "m", "--quiet"]) == 0
     own_code._allowed.clear()
-    with pytest.raises(ValueError, match=r"in Python imports=\['own_models'\]"):
+    with pytest.raises(ValueError, match=r"in Python shoal.torch.load\(..., imports=\['own_models'\]\)"):
         shoal.torch.load("m")
     (folder / "own_models.py").write_text(CODE + "\n# changed\n")
     shoal.torch.load("m", imports=["own_models"]).close()

@@ -1,6 +1,7 @@
 """Code of users that a file may name: nothing is imported that the process was not told to.
 
-    name = "mypkg.models:BST"      --import mypkg, or imports=["mypkg"]: the package, or the module, and what is in it
+    name = "mypkg.models:BST"      --import mypkg, or imports=["mypkg"] of shoal.torch.load: the package, or the module,
+                                    and what is in it
 
 Threads: `allow` before use; `named` from any thread.
 """
@@ -32,8 +33,8 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
-def named(name: str, what: str) -> Any:
-    """Import what a name stands for; ``what`` says what has the name, in errors.
+def named(name: str, what: str, *, instead: str = "") -> Any:
+    """Import what a name stands for; ``what`` says what has the name, ``instead`` what to do in Python, in errors.
 
     Raises
     ------
@@ -44,8 +45,8 @@ def named(name: str, what: str) -> Any:
     package = module.partition(".")[0]
     if not any(module == one or module.startswith(f"{one}.") for one in _allowed):
         raise ValueError(
-            f"{what} is {name!r}, and its code is imported only if you allow it: pass --import {package}, in Python "
-            f"imports=[{package!r}]"
+            f"{what} is {name!r}, and its code is imported only if you allow it: pass --import {package}; in Python "
+            f"{instead}shoal.torch.load(..., imports=[{package!r}])"
         )
     here = os.getcwd()
     if here not in sys.path:

@@ -110,7 +110,7 @@ def loss_of(spec: LossSpec) -> Loss:
     name = name_of(spec)
     settings = {} if isinstance(spec, str) else {key: value for key, value in spec.items() if key != "name"}
     if ":" in name:
-        found = own_code.named(name, "loss")
+        found = own_code.named(name, "loss", instead="the function itself, or to load a model ")
         if not callable(found):
             raise ValueError(f"loss is {name!r}, {type(found).__name__} {found!r:.80}: name a function")
         return _checking(name, functools.partial(found, **settings))

@@ -49,8 +49,9 @@ class Recipe:
         ``ema`` times itself plus ``1 - ema`` times the parameter. The averages predict, are measured and saved. Rows
         of tables are not averaged.
     loss : str, mapping or callable
-        "bce", "focal" or "mypkg:loss", or its name and settings, as `shoal.torch.losses.loss_of`; or a function of
-        (logits, labels, weights or None) that returns the mean loss.
+        "bce" or "focal", or its name and settings, as `shoal.torch.losses.loss_of`; or a function of (logits, labels,
+        weights or None) that returns the mean loss. A function's name, "mypkg:loss", is for configurations: the
+        command allows its package (``--import``), and so does ``imports`` of `shoal.torch.load`.
 
     Raises
     ------
