@@ -17,6 +17,7 @@ __all__ = [
     "DeadlineExceededError",
     "DependencyError",
     "FencedError",
+    "FitFinishedError",
     "MemoryBudgetExceededError",
     "NotConnectedError",
     "ProtocolError",
@@ -31,6 +32,10 @@ __all__ = [
     "WorkersChangedError",
     "WrongProcessError",
 ]
+
+
+class FitFinishedError(ValueError):
+    """The fit to be resumed has finished, by the settings of this call; the model has its weights."""
 
 
 class CorruptionError(ShoalError):

@@ -104,7 +104,7 @@ def test_what_is_no_fit_to_go_on_with_is_refused(log: Path, tmp_path: Path) -> N
     with shoal.local(slots=64) as store:
         model = logistic(store)
         model.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c"))
-        with pytest.raises(ValueError, match=r"the fit in .* has finished"):
+        with pytest.raises(shoal.errors.FitFinishedError, match=r"the fit in .* has finished"):
             model.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c", resume=True))
         with pytest.raises(ValueError, match="holds a model already"):
             model.fit(reader(log), **how, checkpoint=Checkpointing(tmp_path / "c"))

@@ -334,8 +334,8 @@ def flat_settings(config: TrainConfig) -> dict[str, Any]:
 
 def _fit_and_save(options: TrainOptions, model: Model | ClickModel, data: Data, callbacks: Sequence[Any]) -> Answer:
     """Fit a model of any kind, save it and return the summary. Of several workers, worker 0 evaluates and saves."""
+    from shoal.errors import FitFinishedError
     from shoal.models import Checkpointing, files
-    from shoal.models.fit_checkpoints import FitFinishedError
     from shoal.models.plan import early_stopping_of
     from shoal.storage.open import open_dir
 
@@ -477,9 +477,8 @@ def keeping_what_was_learned(
 
     ``learned`` returns the models, and where each is to be saved; ``names`` are saved with them.
     """
-    from shoal.errors import ShoalError
+    from shoal.errors import FitFinishedError, ShoalError
     from shoal.models import files
-    from shoal.models.fit_checkpoints import FitFinishedError
     from shoal.models.saved_model import SavedModel
     from shoal.storage.open import open_dir
 

@@ -26,6 +26,7 @@ from msgspec import structs
 from shoal.base.plural import counted
 from shoal.base.scalars import make_plain
 from shoal.data import Reader
+from shoal.errors import FitFinishedError
 from shoal.metrics import StreamMetrics
 from shoal.models import files, sources
 from shoal.models.history import Fit, History
@@ -271,10 +272,6 @@ class FitCheckpointer(FitObserver):
         if fit.consistency and consistency and fit.consistency != consistency:
             return fit.irregular or f"it was resumed under {consistency}"
         return fit.irregular or why_inexact(self._model)
-
-
-class FitFinishedError(ValueError):
-    """The fit to be resumed has finished, by the settings of this call; the model has its weights."""
 
 
 def _has_grown(fit: Fit, reader: Any, resume: Resume) -> bool:
