@@ -24,6 +24,7 @@ import shoal  # noqa: E402
 from click_config import toml  # noqa: E402
 from places import BUCKET, options  # noqa: E402
 from shoal.cli import main  # noqa: E402
+from shoal.cli.train import CTR_EXAMPLES  # noqa: E402
 from shoal.data.rebatch import rows_of as rows_of_batch  # noqa: E402
 from shoal.metrics import gauc, logloss  # noqa: E402
 from shoal.models import (  # noqa: E402
@@ -552,6 +553,11 @@ def test_a_fit_on_other_batches_than_its_checkpoint_is_refused_where_rows_were_p
             click.fit([replace(batch, keys=batch.keys % 2) for batch in batches], checkpoint=resumed, **how)
         with pytest.raises(ValueError, match=r"learned from 900 examples of this pass in 9 batches, .* have 630 now"):
             click.fit([rows_of_batch(batch, 0, 70) for batch in batches], checkpoint=resumed, **how)
+
+
+def test_the_help_lists_every_model():
+    listed = CTR_EXAMPLES.split("architectures: ")[1].split(", or your own")[0]
+    assert listed.replace("\n", " ").split(", ") == list(MODELS)
 
 
 def test_the_document_lists_the_settings_of_every_model():

@@ -90,7 +90,7 @@ far and exit with status 130 and 143. An existing model is replaced only with --
 directory that holds anything else is never written to.
 A grid needs the memory of one table per setting. On a cluster each worker trains on its split of the examples and
 predicts its split of --valid; metrics are those of all workers, and worker 0 saves the model. Ctrl-C then writes no
-checkpoint: the last one remains.
+checkpoint, and the last one remains; of a stream all workers end at the same clock, and one of them writes one.
 """
 
 FM_EXAMPLES = """\
@@ -129,10 +129,11 @@ examples:
   $ shoal report clicks
   $ shoal evaluate clicks --data day_2.csv
 
-architectures: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, autoint. The command writes a checkpoint to the output
-directory after every pass, and every N batches with --checkpoint-every N. Ctrl-C and SIGTERM also write one; the exit
-status is then 130 or 143. On a cluster each worker trains on its split of the examples and worker 0 saves the model;
-Ctrl-C then writes no checkpoint: the last one remains.
+architectures: lr, fm, wide_deep, deepfm, dcnv2, dlrm, din, bst, autoint, fwfm, masknet, final_mlp, mmoe, ple, esmm,
+two_tower, or your own, mypkg.models:Class. The command writes a checkpoint to the output directory after every pass,
+and every N batches with --checkpoint-every N. Ctrl-C and SIGTERM also write one; the exit status is then 130 or 143. On
+a cluster each worker trains on its split of the examples and worker 0 saves the model; Ctrl-C then writes no
+checkpoint, and the last one remains; of a stream all workers end at the same clock, and one of them writes one.
 """
 
 
