@@ -86,6 +86,8 @@ def page() -> str:
     for field in fields(run):
         if field.section is not None:
             parts += [f"`[{field.name}]`\n", table(field.section, files=True)]
+    parts += ["`[[features]]`, each [feature](ctr.md#features) of a click model\n", table(config.Feature, files=True)]
+    parts += ["`[data] labels`, each of [several labels](ctr.md#several-labels)\n", table(config.Task, files=True)]
     parts.append(PROCESSES)
     for kind in (config.SchedulerConfig, config.ServerConfig):
         parts += [f"{(kind.__doc__ or '').strip()}\n", table(kind, files=False)]

@@ -487,7 +487,7 @@ class FitConfig(Config, frozen=True, kw_only=True):
         "decay of an exponential moving average of the dense parameters, which predicts and is saved, such as 0.999 "
         "(default: none)",
         CTR,
-        Setting(gt=0, le=1),
+        Setting(gt=0, lt=1),
     ] = None
     loss: Annotated[
         str | dict[str, Any] | None,
@@ -595,7 +595,7 @@ class FTRLConfig(Config, frozen=True, kw_only=True):
     normalized: Annotated[
         bool | None,
         "divide each value by the root mean square of its feature, which is learned and saved with the model "
-        "(default: if there are numeric columns)",
+        "(default: if there are numeric columns and no filters; never of dbpg)",
     ] = None
 
 

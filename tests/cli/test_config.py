@@ -96,6 +96,7 @@ def test_the_directory_of_a_model_keeps_the_configuration_of_its_run(capsys, kin
         ("[dta]\n", [], "the configuration has no key 'dta': did you mean 'data'"),
         ("[train]\nepoch = 3\n", [], "[train] has no key 'epoch': did you mean 'epochs'"),
         ("[train]\nepochs = 0\n", [], "[train] epochs is 0: pass 1 or more"),
+        ("[train]\nema = 1\n", [], "[train] ema is 1.0: pass a number above 0 and below 1"),
         ("epochs = 3\n", [], "has no key 'epochs': did you mean train.epochs?"),
         ("[train\n", [], "is not TOML: "),
         ("[cluster]\nconsistency = 'sps:2'\n", [], "[cluster] consistency: 'sps:2' is not a consistency"),

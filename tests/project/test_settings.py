@@ -9,7 +9,7 @@ import pytest
 
 import settings_page
 from shoal.base.settings import Config, Setting, fields, read, to_toml
-from shoal.config import ClusterConfig, ConnectConfig, SchedulerConfig, ServerConfig, TrainConfig
+from shoal.config import ClusterConfig, ConnectConfig, Feature, SchedulerConfig, ServerConfig, Task, TrainConfig
 from shoal.consistency import ASP, BSP, SSP, as_consistency, parse_consistency
 
 
@@ -138,6 +138,11 @@ def test_a_server_has_one_bound_of_its_memory():
 
 def test_the_page_of_all_settings_is_current():
     assert settings_page.PAGE.read_text() == settings_page.page(), "run python tools/settings_page.py"
+
+
+@pytest.mark.parametrize("kind", [Feature, Task])
+def test_the_page_has_the_settings_within_sections(kind):
+    assert settings_page.table(kind, files=True) in settings_page.PAGE.read_text()
 
 
 @pytest.mark.parametrize("kind", [SchedulerConfig, ServerConfig, ConnectConfig, TrainConfig])

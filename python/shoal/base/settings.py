@@ -51,7 +51,7 @@ class Setting(Struct, frozen=True):
     ----------
     text : str
         What it means, in a sentence without its full stop, with its default if that is not the field's.
-    ge, gt, le : float, optional
+    ge, gt, le, lt : float, optional
         Bounds of a number.
     metavar : str
         What stands for the value in a help. ``A,B,...``: a list is one word of the command line.
@@ -79,6 +79,7 @@ class Setting(Struct, frozen=True):
     ge: int | float | None = None
     gt: int | float | None = None
     le: int | float | None = None
+    lt: int | float | None = None
     metavar: str = ""
     check: str = ""
     variable: str = ""
@@ -104,7 +105,8 @@ class Setting(Struct, frozen=True):
     def bounds(self) -> str:
         """Return the numbers to pass, for messages; "" if all are right."""
         if self.gt is not None:
-            return f"a number above {self.gt:g}" + ("" if self.le is None else f", at most {self.le:g}")
+            most = "" if self.le is None else f", at most {self.le:g}"
+            return f"a number above {self.gt:g}" + (most if self.lt is None else f" and below {self.lt:g}")
         if self.ge is not None:
             return f"{self.ge:g} or more" if self.le is None else f"{self.ge:g} to {self.le}"
         return "" if self.le is None else f"{self.le:g} or less"
@@ -164,6 +166,7 @@ class Field(Struct, frozen=True):
             (setting.ge is None or value >= setting.ge)
             and (setting.gt is None or setting.gt < value < float("inf"))
             and (setting.le is None or value <= setting.le)
+            and (setting.lt is None or value < setting.lt)
         ):
             raise ValueError(f"{self.name} is {value}: pass {setting.bounds()}")
         if setting.check and type(value) is not bool:
