@@ -606,6 +606,7 @@ class RegressionConfig(FTRLConfig, frozen=True, kw_only=True):
     weights; alpha, beta, l2, epochs, shuffle and patience do not apply to it.
     """
 
+    l1: Annotated[float | None, "L1 penalty (default: 0, of dbpg 1)"] = None  # type: ignore[assignment]
     classes: Annotated[
         int, "number of classes, whose numbers 0 to K - 1 are the labels", Setting(ge=2, metavar="K")
     ] = 2

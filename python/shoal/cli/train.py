@@ -238,7 +238,7 @@ def open_config_reader(config: TrainConfig, files: Any, names: FeatureNames | No
 def _ftrl(settings: FTRLConfig) -> FTRL:
     from shoal.optim import FTRL
 
-    return FTRL(alpha=settings.alpha, beta=settings.beta, l1=settings.l1, l2=settings.l2)
+    return FTRL(alpha=settings.alpha, beta=settings.beta, l1=settings.l1 or 0.0, l2=settings.l2)
 
 
 def _how(options: TrainOptions, settings: FTRLConfig, *, is_exact: bool) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def _solver(options: TrainOptions, settings: RegressionConfig) -> DBPG | None:
     from shoal.models import DBPG
 
     names = ("blocks", "delay", "slack", "tolerance", "passes")
-    given = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(settings, name)) is not None}
     if settings.solver == "online":
         if given:
             raise ValueError(f"--{next(iter(given))} requires --solver dbpg")
@@ -302,7 +302,9 @@ def _solver(options: TrainOptions, settings: RegressionConfig) -> DBPG | None:
         raise ValueError("--normalized does not apply to --solver dbpg: leave it out")
     if given.get("slack", 0) < 0:
         given["slack"] = None
-    return DBPG(l1=settings.l1, **given)
+    if settings.l1 is not None:
+        given["l1"] = settings.l1
+    return DBPG(**given)
 
 
 _OF_FTRL = ("alpha", "beta", "l2")
