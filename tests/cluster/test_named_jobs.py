@@ -190,7 +190,7 @@ def _join_and_leave(address: str) -> None:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ({"job": "a"}, "job 'a' needs its number of workers: pass workers=N"),
+        ({"job": "a"}, "job 'a' needs its number of workers: pass workers=N .--workers N."),
         ({"job": "a", "workers": (2, 8)}, r"the number of workers of job 'a' cannot change, got workers=\(2, 8\)"),
         ({"job": "a b", "workers": 1}, "up to 64 letters, digits, dots, dashes and underscores, got 'a b'"),
         ({"job": "x" * 65, "workers": 1}, "up to 64 letters"),

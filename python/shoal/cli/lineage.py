@@ -34,7 +34,7 @@ Parts of the fit in which the features occur are made again. {_KEPT}
 BISECT_EXAMPLES = f"""\
 examples:
   which batch made the log-loss on a held-out day worse than 0.5?
-  $ shoal bisect --good ads/kept-000000000000 --bad ads --test './is_good.sh {{}}'
+  $ shoal bisect --good ads/kept-000001000000 --bad ads --test './is_good.sh {{}}'
 
 The command of --test gets the path of a model in place of {{}}; status 0 says that the model is good. It is run for
 about as many models as the binary logarithm of the number of batches.

@@ -173,7 +173,10 @@ class Jobs:
         if name and name not in self._state.jobs and len(self._state.jobs) > _MAX_NAMES:
             return f"there are {_MAX_NAMES} named jobs, the maximum: job {name!r} can begin when one has ended"
         if name and join.workers is None:
-            return f"job {name!r} needs its number of workers: pass workers=N, the same for each of its workers"
+            return (
+                f"job {name!r} needs its number of workers: pass workers=N (--workers N), the same for each of its "
+                "workers"
+            )
         if name and join.most:
             return (
                 f"the number of workers of job {name!r} cannot change, got {join.workers} to {join.most}: pass one "

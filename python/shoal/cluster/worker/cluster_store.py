@@ -165,7 +165,8 @@ class ClusterStore(ConnectedStore):
             )
         if self._job_name and self._workers_wanted is None:
             raise ValueError(
-                f"job {self._job_name!r} needs its number of workers: pass workers=N, the same for each of its workers"
+                f"job {self._job_name!r} needs its number of workers: pass workers=N (--workers N), the same for each "
+                "of its workers"
             )
         self._workers_wanted = bounded("workers", self._workers_wanted, 1, MAX_WORKERS)
         self._wanted_rank = bounded("rank", self._wanted_rank, 0, MAX_WORKERS - 1)
