@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import threading
 import time
@@ -339,6 +340,18 @@ def test_brokers_that_do_not_answer_are_an_error_with_a_deadline(caplog: pytest.
     with pytest.raises(ShoalError, match="do not answer"):
         topic.parts(1)
     assert [text.count("Connection refused") for text in caplog.messages] == [1]  # not at each attempt
+
+
+def test_a_line_of_the_client_is_logged_once_a_minute_however_it_counts_its_repetitions() -> None:
+    pytest.importorskip("confluent_kafka")
+    from shoal.data.kafka import _Repeats
+
+    kept = _Repeats()
+    lines = ["refused (after 0ms)", "refused (after 3ms)", "refused (after 0ms, 1 identical error(s) suppressed)"]
+    records = [logging.LogRecord("client", logging.ERROR, "", 0, line, (), None) for line in [*lines, "reset"]]
+    for second, record in enumerate(records):
+        record.created = second
+    assert [kept.filter(record) for record in records] == [True, False, False, True]
 
 
 def test_messages_that_kafka_has_deleted_are_an_error(servers: str) -> None:

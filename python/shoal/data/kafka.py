@@ -336,14 +336,14 @@ def _client_log() -> logging.Logger:
 
 
 class _Repeats(logging.Filter):
-    """Drops a line that differs only in numbers from one of the last minute."""
+    """Drops a line that differs only in numbers and counts of repetitions from one of the last minute."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text = re.sub(r"\d+", "", record.getMessage())
+        text = re.sub(r", \d+ identical error\(s\) suppressed|\d+", "", record.getMessage())
         now = record.created
         self._seen = {one: since for one, since in self._seen.items() if now - since < _REPEATED_SECONDS}
         return self._seen.setdefault(text, now) == now
