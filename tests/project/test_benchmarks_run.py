@@ -1,6 +1,7 @@
 """Every benchmark runs, at a small size: each checks its own results, and none of its figures is looked at here."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -78,10 +79,19 @@ ELSEWHERE = {
         "it trains on real data for minutes",
     ),
 }
-COMPILED = {"export": "lines_bench", "maps": "maps_bench", "predict": "predict_bench", "table": "shoal_bench"}
-COMPILED["tiered"] = "rocksdb_bench"
+COMPILED = {
+    "export": "lines_bench",
+    "maps": "maps_bench",
+    "predict": "predict_bench",
+    "table": "shoal_bench",
+    "tiered": "rocksdb_bench",
+}
 OTHERS = {"serve": "wrk", "serve_versions": "wrk"}
-PACKAGES = {"vw": "vowpalwabbit", "click_step": "torch", "ctr": "torch", "ctr_grid": "torch", "embedding": "torch"}
+PACKAGES = {
+    "vw": "vowpalwabbit",
+    "streams": "confluent_kafka",
+    **dict.fromkeys(("click_step", "ctr", "ctr_grid", "embedding", "tiered_ctr", "workers"), "torch"),
+}
 
 
 def test_every_benchmark_has_a_small_size_or_a_reason_for_none():
@@ -98,8 +108,7 @@ def test_a_benchmark_runs_and_finds_its_results_right(name, tmp_path):
     if name in PACKAGES and not find_spec(PACKAGES[name]):
         pytest.skip(f"{PACKAGES[name]} is not installed")
     done = subprocess.run(
-        f"{sys.executable} {BENCH / f'bench_{name}.py'} {SMALL[name]}",
-        shell=True,
+        [sys.executable, BENCH / f"bench_{name}.py", *shlex.split(SMALL[name])],
         capture_output=True,
         text=True,
         check=False,

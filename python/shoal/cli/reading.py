@@ -226,8 +226,8 @@ def open_reader(
         raise ValueError("json is for messages: pass --data kafka://HOST:PORT/TOPIC, or files of another format")
     if form == "parquet":
         given = {"--on-error skip": reading.on_error != "raise", "--reader-threads": reading.reader_threads is not None}
-        for name in (name for name, is_given in given.items() if is_given):
-            raise ValueError(f"{name} applies to lines of text, not to parquet: leave it out")
+        if refused := [name for name, is_given in given.items() if is_given]:
+            raise ValueError(f"{refused[0]} applies to lines of text, not to parquet: leave it out")
         missing = missing_texts(learned, schema)
         schema = {name: value for name, value in schema.items() if name not in _OF_TEXT}
         if missing:
