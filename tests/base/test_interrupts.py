@@ -60,11 +60,37 @@ def test_a_second_sigterm_that_comes_later_raises_in_a_loop(monkeypatch):
 
 
 def test_one_of_each_is_two():
-    with terminable(), at_boundaries():
+    with terminable(), at_boundaries() as interrupted:
         signal.raise_signal(signal.SIGTERM)
+        assert interrupted() is not None
         with pytest.raises(KeyboardInterrupt) as caught:
             signal.raise_signal(signal.SIGINT)
         assert status_of(caught.value) == 130
+
+
+def test_one_that_comes_after_the_loop_last_looked_is_raised_behind_it():
+    passed = []
+
+    def loop() -> None:
+        with at_boundaries() as interrupted:
+            assert interrupted() is None
+            signal.raise_signal(signal.SIGINT)
+            passed.append("the last lines")
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert passed == ["the last lines"]
+
+
+def test_what_is_held_back_is_raised_behind_lines_that_fail():
+    def fail() -> None:
+        with held_back():
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fail()
+    assert isinstance(caught.value.__context__, ValueError)
 
 
 def test_what_is_held_back_is_raised_behind_the_lines():

@@ -16,7 +16,9 @@ from cuts import power_fails_behind
 from shoal.base.interrupts import terminable
 from shoal.cli import main
 from shoal.models import Checkpointing, EarlyStopping, Model, files
+from shoal.models.evaluation import begun_early
 from shoal.models.fit_checkpoints import FitCheckpointer
+from shoal.models.model_trainer import ModelTrainer
 from tiers import long_after, long_but
 
 BATCH = 50
@@ -272,6 +274,38 @@ def test_ctrl_c_while_a_pass_is_measured_leaves_a_checkpoint_to_go_on_from(log: 
         model = logistic(store)
         model.fit(reader(log), valid=reader(log), checkpoint=resumed, **how)
         assert [done.valid is None for done in model.history.passes] == [False, False]
+
+
+@pytest.mark.parametrize("when", ["after the last batch", "after the pass was measured"])
+def test_ctrl_c_between_two_passes_ends_the_fit_which_goes_on_with_the_same_bits(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def ends_with_ctrl_c(*prepared: Any, **how: Any) -> Any:
+        yield from begun_early(*prepared, **how)
+        signal.raise_signal(signal.SIGINT)
+
+    def update_stopped(trainer: ModelTrainer) -> None:
+        if trainer.model.history.passes:
+            signal.raise_signal(signal.SIGINT)
+
+    how: dict[str, Any] = {"epochs": 3, "progress": False}
+    begun, resumed = (Checkpointing(tmp_path / "c", resume=resume) for resume in (False, True))
+    with shoal.local(slots=64) as store:
+        whole = logistic(store).fit(reader(log), **how)
+        expected = learned(whole)
+    with monkeypatch.context() as patch, shoal.local(slots=64) as store:
+        if when == "after the last batch":
+            patch.setattr("shoal.models.training.begun_early", ends_with_ctrl_c)
+        else:
+            patch.setattr(ModelTrainer, "update_stopped", update_stopped)
+        model = logistic(store)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(reader(log), checkpoint=begun, **how)
+        assert len(model.history.passes) == 1
+    with shoal.local(slots=64) as store:
+        model = logistic(store).fit(reader(log), checkpoint=resumed, **how)
+        assert [done.complete for done in model.history.passes] == [True, True, True]
+        assert learned(model) == expected
 
 
 @pytest.mark.slow

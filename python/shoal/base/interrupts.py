@@ -68,16 +68,27 @@ class _Note:
     """A handler that records the first signal, and raises a second one."""
 
     def __init__(self, terminate: _Terminate) -> None:
-        self.came: KeyboardInterrupt | None = None
+        self._came: KeyboardInterrupt | None = None
         self._terminate = terminate
+        self._is_told = False
+
+    def look(self) -> KeyboardInterrupt | None:
+        """Return the first signal, if any has come."""
+        self._is_told = self._came is not None
+        return self._came
+
+    def raise_untold(self) -> None:
+        """Raise the first signal if nobody has looked since it came."""
+        if self._came is not None and not self._is_told:
+            raise self._came
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if number in _ENDING and not self._terminate.is_new():
             return
         interrupt = Terminated(number) if number in _ENDING else KeyboardInterrupt()
-        if self.came is not None:
+        if self._came is not None:
             raise interrupt
-        self.came = interrupt
+        self._came = interrupt
 
 
 def _is_main() -> bool:
@@ -105,13 +116,15 @@ def terminable() -> Iterator[None]:
 def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
     """Defer the first Ctrl-C, SIGTERM or SIGHUP to the end of a batch; a second one raises at once.
 
+    The loop calls the function to look for it. One that comes after it last looked is raised at the end of the block.
+
     Only if Ctrl-C would have raised KeyboardInterrupt, and the others would have raised `Terminated` or ended the
     process: the program's own handlers are kept. Within another block of this function the signal is the same for both.
     """
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)] if _is_main() else []
     outer = next((handler for handler in handlers if isinstance(handler, _Note)), None)
     if outer is not None:
-        yield lambda: outer.came
+        yield outer.look
         return
     before: dict[int, Any] = {}
     terminate = _Terminate()
@@ -126,13 +139,14 @@ def at_boundaries() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
                 before[number] = found
 
     note = _Note(terminate)
-    for number in before:
-        signal.signal(number, note)
     try:
-        yield lambda: note.came
+        for number in before:
+            signal.signal(number, note)
+        yield note.look
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    note.raise_untold()
 
 
 @contextlib.contextmanager
@@ -144,12 +158,12 @@ def held_back() -> Iterator[None]:
     came: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
     mine = {number: handler for number, handler in before.items() if callable(handler)}
-    for number in mine:
-        signal.signal(number, lambda number, frame: came.append(number))
     try:
+        for number in mine:
+            signal.signal(number, lambda number, frame: came.append(number))
         yield
     finally:
         for number, handler in mine.items():
             signal.signal(number, handler)
-    for raised in came:
-        signal.raise_signal(raised)
+        for raised in came:
+            signal.raise_signal(raised)

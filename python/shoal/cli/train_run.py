@@ -462,6 +462,7 @@ def saving(interrupted: KeyboardInterrupt | None) -> Iterator[Callable[[], Keybo
         return
     with at_boundaries() as stopped:
         yield stopped
+        stopped()  # the model is saved: it changes the exit status alone
 
 
 def exit_status(interrupted: KeyboardInterrupt | None) -> int:

@@ -93,6 +93,7 @@ class Training:
         self._stack = ExitStack()
         self._trainers: list[ModelTrainer] = []
         self._order = models[0].store.order  # of what is recorded, or made again
+        self._last: object = self._reader  # that was read last
         self._is_within = False  # whether any batch of the pass was learned from
         self._stops = False  # whether a stream of several workers ends
         self._look_at = 0.0  # when this is asked next
@@ -132,6 +133,8 @@ class Training:
                 self._sweep()
                 self._end_pass(learning)
             except KeyboardInterrupt:  # the learned weights are kept; a fit that resumes measures the pass
+                if run.header.epoch > epoch:  # half of the next one has begun: the checkpoint before is whole
+                    raise
                 now = [trainer.model.record.passes for trainer in learning]
                 for trainer, passes in zip(learning, before, strict=True):
                     trainer.model.record.passes = passes
@@ -269,8 +272,7 @@ class Training:
             workers=store.num_workers,
             files=[run.work.files(share) for share in run.work.shares] if follows_files(self._reader) else (),
         )
-        is_paused = False
-        order, batches_left = self._order, None if self._order is None else self._order.every
+        order = self._order
         if order is not None:
             order.begin(header.division)
         self._last = data.last
@@ -278,15 +280,42 @@ class Training:
         with (
             show_progress(title, data, [trainer.seen for trainer in trainers], progress) as bar,
             at_boundaries() as interrupted,
-            closing(iter(data)) as batches,
-            ExitStack() as stack,
         ):
             interrupted = self._interrupted or interrupted
             self._check_change()
-            models = [trainer.model for trainer in trainers]
-            ready = stack.enter_context(
-                closing(begun_early(first.prepared(islice(batches, batches_left)), models, learns=True))
-            )
+            is_paused = self._learn_batches(trainers, data, bar.update, interrupted)
+            if interrupted() is not None and not self._stops:  # it came after the last batch
+                is_paused = self._is_told(interrupted) or is_paused
+        self._last = data.last
+        run.work.ended(data, trainers, is_over=not is_paused)
+        while first.step_without_batch():
+            run.work.tick()
+            self._clock_done()
+            self._check_change()
+        if order is not None:
+            order.end()
+        self._team.end_clocks(header.division, self._clock_done)
+        if order is not None:
+            order.met()
+        if self._stops:
+            self._stop(trainers, interrupted() or Terminated())
+
+    def _learn_batches(
+        self,
+        trainers: Sequence[ModelTrainer],
+        data: PassReader,
+        shown: Callable[[], None],
+        interrupted: Callable[[], KeyboardInterrupt | None],
+    ) -> bool:
+        """Learn until the data ends, or return True: the clocks of all workers end before it."""
+        first, run = trainers[0].model, self._run
+        models = [trainer.model for trainer in trainers]
+        is_paused = False
+        batches_left = None if self._order is None else self._order.every
+        with (
+            closing(iter(data)) as batches,
+            closing(begun_early(first.prepared(islice(batches, batches_left)), models, learns=True)) as ready,
+        ):
             room = RoomForRows(self._stores, data)
             try:
                 for batch, prepared in self._until_the_data_fails(ready):
@@ -299,7 +328,7 @@ class Training:
                     for observer in self._observers:
                         observer.batch_begins(batch)
                     for trainer in trainers:
-                        trainer.model.begin_batch(header.epoch, data.number)
+                        trainer.model.begin_batch(run.header.epoch, data.number)
                         trainer.learn(batch, prepared)
                         trainer.model.record_format(data.last)  # a stream's columns are known once it is read
                     self._is_within = True
@@ -315,7 +344,7 @@ class Training:
                         is_paused = not batches_left
                     for observer in self._observers:
                         observer.batch_done([trainer.seen for trainer in trainers], self._fit_state)
-                    bar.update()
+                    shown()
                     if self._is_told(interrupted):
                         is_paused = True
                         break
@@ -323,19 +352,7 @@ class Training:
                 if (interrupt := interrupted()) is not None:
                     raise interrupt from error
                 raise
-        self._last = data.last
-        run.work.ended(data, trainers, is_over=not is_paused)
-        while first.step_without_batch():
-            run.work.tick()
-            self._clock_done()
-            self._check_change()
-        if order is not None:
-            order.end()
-        self._team.end_clocks(header.division, self._clock_done)
-        if order is not None:
-            order.met()
-        if self._stops:
-            self._stop(trainers, interrupted() or Terminated())
+        return is_paused
 
     def _meet_after_checkpoint(self) -> None:
         """Wait for the leader to have written a checkpoint, if what is recorded begins anew there."""
