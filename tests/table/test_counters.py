@@ -242,7 +242,7 @@ def test_exports_and_parquet_files_refuse_integers(tmp_path):
     with shoal.local() as store:
         table = store.table("t", dtype="int64")
         floats = store.table("floats")
-        with pytest.raises(ValueError, match=r"table 't' has int64, and exports have weights: name the tables"):
+        with pytest.raises(ValueError, match=r"table 't' has int64, and exports have weights: name .*--table"):
             store.export(tmp_path / "e")
         store.export(tmp_path / "e", tables=[floats.name])
         from shoal.tools import convert

@@ -221,6 +221,8 @@ def open_reader(
         raise ValueError(f"{form} requires the column of the label: the model was not trained on {form}")
     how: dict[str, Any] = {"batch_size": reading.batch_size, "names": names}
     if isinstance(path, Topic):
+        if reading.reader_threads is not None:
+            raise ValueError("--reader-threads applies to files, not to a topic: leave it out")
         return topic_reader(path, form, schema, on_error=reading.on_error, **how)
     if form == "json":
         raise ValueError("json is for messages: pass --data kafka://HOST:PORT/TOPIC, or files of another format")

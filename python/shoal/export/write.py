@@ -227,8 +227,8 @@ def _check_request(
     for spec in specs:
         if spec.is_integer:
             raise ValueError(
-                f"table {spec.name!r} has int64, and exports have weights: name the tables to export with tables=, and "
-                "save() this one"
+                f"table {spec.name!r} has int64, and exports have weights: name the tables to export (tables=, or "
+                "--table), and save() this one"
             )
     if isinstance(dtype, Mapping):
         for name in dtype:

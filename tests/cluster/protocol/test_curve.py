@@ -148,7 +148,7 @@ def test_a_missing_or_damaged_file_is_named_with_the_remedy(tmp_path, folder):
         with pytest.raises(ValueError, match=r"server.key"):
             keys.public_of("server")
     (folder / "worker.key_secret").write_text((folder / "worker.key").read_text())
-    with pytest.raises(ValueError, match="does not hold a secret key"):
+    with pytest.raises(ValueError, match="does not hold a secret key: copy it again"):
         Keys.load(folder, "worker")
 
 

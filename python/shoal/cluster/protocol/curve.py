@@ -121,7 +121,7 @@ class Keys:
             raise ValueError(f"{file} can be read by others than its owner (mode {mode:04o}): chmod 600 {file}")
         public, secret = load_certificate(file)
         if secret is None:
-            raise ValueError(f"{file} does not hold a secret key: make keys with shoal keygen")
+            raise ValueError(f"{file} does not hold a secret key: copy it again from where the keys were made")
         return cls(folder, role, _checked(public, file), _checked(secret, file))
 
     @classmethod
@@ -239,5 +239,5 @@ def _checked(key: bytes, file: Path) -> bytes:
     except (KeyError, ValueError, struct.error):
         fits = False
     if not fits:
-        raise ValueError(f"{file} does not hold a key of 40 characters: make keys with shoal keygen")
+        raise ValueError(f"{file} does not hold a key of 40 characters: copy it again from where the keys were made")
     return key
