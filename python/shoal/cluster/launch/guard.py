@@ -77,7 +77,8 @@ def main() -> int:
     guard = os.getpid()
     child = os.fork()
     if child == 0:
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        # Python ignores the last two, and a program inherits what is ignored: `zcat FILE | head` would print an error.
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
