@@ -13,6 +13,7 @@ import shoal
 from shoal import LogisticRegression, cli
 from shoal.base.progress import rows_bar
 from shoal.base.streams import write_stderr
+from shoal.cli.answers import WorkerOutput
 
 GOOD = "1 3:1 4:1\n0 4:1 7:1\n" * 5000
 TRAIN = ["train", "lr", "--data", "good.libsvm", "--format", "libsvm", "--output", "m", "--batch-size", "64"]
@@ -38,6 +39,15 @@ class Closed(io.StringIO):
 
     def write(self, text):
         raise BrokenPipeError(32, "Broken pipe")
+
+
+class Torn(io.StringIO):
+    """A stream of a disk that is full for a while."""
+
+    def write(self, text):
+        if "second" in text or "third" in text:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
 
 
 def closed():
@@ -95,6 +105,30 @@ def test_a_version_that_cannot_be_printed_is_no_traceback(streams, status, messa
     command = f"(sleep 0.2; exec {SHOAL} --version) {streams}; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == (f"{status}\n", message)
+
+
+def test_output_of_workers_that_cannot_be_written_is_dropped_with_one_warning(monkeypatch, capsys):
+    for made, loss in ((Torn(), 1), (Closed(), 0)):  # a reader that has closed the pipe needs no word
+        monkeypatch.setattr(sys, "stdout", made)
+        output = WorkerOutput()
+        assert output.status(0) == 0
+        for line in ("first", "second", "third", "fourth"):
+            output.print_output(line)
+        assert (output.status(0), output.status(143)) == (1, 143)
+        assert made.getvalue() == ("first\nfourth\n" if loss else "")
+        lost = "shoal: standard output: No space left on device: output of the workers is lost\n"
+        assert capsys.readouterr().err == lost * loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [">/dev/full", "| true"])
+def test_workers_continue_when_the_output_of_their_launch_fails(stream):
+    train = " ".join([*TRAIN, "--cluster"])
+    command = f"{SHOAL} launch bash -c 'seq 100; sleep 1; seq 100 && shoal {train}' {stream}; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split()[-1:] == ["1"], done
+    assert "Traceback" not in done.stderr
+    assert examples() == 10_000
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.base import logs
-from shoal.base.streams import escape_json, escape_lines, write_stderr, write_text
+from shoal.base.streams import TROUBLE, escape_json, escape_lines, write_stderr, write_text
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -68,14 +68,32 @@ def log_line(line: str) -> None:
         _print(escape_lines(line))
 
 
-def print_output(line: str) -> None:
-    """Print a line of the output of a worker as it is. Thread-safe."""
-    _print(line)
+class WorkerOutput:
+    """The output of workers, printed line by line as it is. What cannot be written is dropped, and they continue.
 
+    Thread-safe.
+    """
 
-def print_error_output(line: str) -> None:
-    """Print a line of the standard error of a worker there, as it is. Thread-safe."""
-    write_stderr(line + "\n")
+    def __init__(self) -> None:
+        self._is_lost = False
+
+    def print_output(self, line: str) -> None:
+        """Print a line of standard output."""
+        try:
+            _print(line)
+        except TROUBLE as error:
+            was_lost, self._is_lost = self._is_lost, True
+            if not was_lost and not isinstance(error, BrokenPipeError):  # else the reader has closed the pipe
+                warn(f"standard output: {one_line(error)}: output of the workers is lost")
+
+    @staticmethod
+    def print_error_output(line: str) -> None:
+        """Print a line of standard error there."""
+        write_stderr(line + "\n")
+
+    def status(self, status: int) -> int:
+        """Return the exit status of a command whose program has ended with ``status``: 0 only if no output was lost."""
+        return status or (FAILED if self._is_lost else DONE)
 
 
 def warn(what: str, level: int = logging.WARNING) -> None:

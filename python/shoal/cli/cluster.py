@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from shoal.base.logs import LOG_FORMAT
 from shoal.base.settings import Config, Setting, from_environment
 from shoal.base.sizes import memory_bytes
-from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, log_line, print_error_output, print_output, warn
+from shoal.cli.answers import DONE, FAILED, WRONG_INPUT, Answer, WorkerOutput, log_line, warn
 from shoal.cli.options import Command
 from shoal.config import (
     Address,
@@ -272,6 +272,7 @@ def _launch(options: LaunchOptions) -> Answer:
         journal=options.journal,
         address=options.scheduler,
     )
+    output = WorkerOutput()
     group = find_group(os.environ)
     if group is not None and group.size > 1 and group.launcher in ("mpirun", "srun"):
         if isinstance(workers, tuple):
@@ -299,24 +300,24 @@ def _launch(options: LaunchOptions) -> Answer:
             scheduler,
             server,
             program,
-            print_output,
-            print_error_output,
+            output.print_output,
+            output.print_error_output,
             address=options.scheduler or os.environ.get("SHOAL_SCHEDULER"),
             grace=options.grace,
             warn=warn,
         )
         if failed:
             warn(failed)
-        return Answer("", {}, status)
+        return Answer("", {}, output.status(status))
     for restart in range(options.restarts + 1):
-        status, failed = _launch_once(options, scheduler, server, program, workers)
+        status, failed = _launch_once(options, scheduler, server, program, workers, output)
         if not failed:
             break
         warn(failed)
         if status == WRONG_INPUT or restart == options.restarts:
             break
         warn(f"all processes start again, restart {restart + 1} of {options.restarts} (--restarts)")
-    return Answer("", {}, status)
+    return Answer("", {}, output.status(status))
 
 
 def _launch_once(
@@ -325,6 +326,7 @@ def _launch_once(
     server: ServerConfig,
     program: list[str],
     workers: int | tuple[int, int],
+    output: WorkerOutput,
 ) -> tuple[int, str]:
     """Run a program on a cluster on this machine; return its exit status, and the failure of the first process."""
     from shoal.cluster.launch.child import ProcessFailedError
@@ -338,8 +340,8 @@ def _launch_once(
                 cluster,
                 program,
                 workers,
-                print_output,
-                print_error_output,
+                output.print_output,
+                output.print_error_output,
                 restarts=options.worker_restarts,
                 grace=options.grace,
                 warn=warn,
@@ -370,6 +372,7 @@ def _launch_on_ray(options: LaunchOptions, program: list[str]) -> Answer:
         raise ValueError(f"--allow-code {options.allow_code[0]}: servers on Ray import no code of users. Leave it out")
     if options.tier is not None:
         raise ValueError("--tier: servers on Ray keep their rows in memory. Leave it out")
+    output = WorkerOutput()
     config = ShoalConfig(
         servers=options.servers,
         replicas=options.replicas,
@@ -387,10 +390,16 @@ def _launch_on_ray(options: LaunchOptions, program: list[str]) -> Answer:
     )
     with connected(config, workers), start(config, workers=workers) as cluster:
         failed = run_workers(
-            cluster, program, workers, print_output, print_error_output, grace=options.grace, warn=warn
+            cluster,
+            program,
+            workers,
+            output.print_output,
+            output.print_error_output,
+            grace=options.grace,
+            warn=warn,
         )
         if failed is None:
-            return Answer("", {})
+            return Answer("", {}, output.status(DONE))
         warn(f"{failed.name} {failed.describe_end()}")
         return Answer("", {}, failed.status or FAILED)
 
