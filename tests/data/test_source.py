@@ -7,6 +7,7 @@ import gzip
 import importlib
 import lzma
 import sys
+import zipfile
 
 import pytest
 from hypothesis import given
@@ -184,6 +185,23 @@ def test_compression_is_told_by_the_first_bytes_not_by_the_name(tmp_path):
     for name, data in (("a.txt", gzip.compress(b"1\n")), ("b.gz", b"1\n"), ("c.xz", bz2.compress(b"1\n"))):
         (tmp_path / name).write_bytes(data)
         assert lines_of(tmp_path / name) == [(0, b"1\n")]
+
+
+@pytest.mark.parametrize("text", [b"BZhang,click\n", b"BZh9,click\n", b"BZh91AY\n"])
+def test_a_text_is_not_taken_for_bzip2(write, text):
+    assert lines_of(write(text)) == [(0, text)]
+    assert lines_of(write(bz2.compress(text))) == [(0, text)]
+
+
+def test_an_archive_that_is_not_read_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "z", "w") as archive:
+        archive.writestr("a", "1 1:1\n")
+    (tmp_path / "l").write_bytes(b"\x04\x22\x4d\x18" + bytes(20))
+    for name, kind in (("z", "zip"), ("l", "LZ4")):
+        with pytest.raises(
+            ValueError, match=f"/{name} is a {kind} file, which is not read: unpack it, or pack it with"
+        ):
+            lines_of(tmp_path / name)
 
 
 def test_a_text_that_expands_a_thousandfold_is_read_block_by_block(write):

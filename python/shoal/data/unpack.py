@@ -12,15 +12,20 @@ from typing import Any, Protocol
 
 from shoal.errors import CorruptionError
 
-# Magic numbers of compressed files. No line of a supported text format begins with one.
+# Magic numbers of compressed files. No line of a supported text format begins with one, but of bzip2, "BZh": see below.
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-HEAD_BYTES = max(map(len, _MAGIC))
+_NOT_READ = {b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7-Zip", b"Rar!\x1a\x07": "RAR", b"\x04\x22\x4d\x18": "LZ4"}
+_BLOCKS_OF_BZIP2 = (b"1AY&SY", b"\x17rE8P\x90")  # how the first block, and the end of an empty stream, begin
+HEAD_BYTES = 10
 _PACKED_BYTES = 1 << 18
 
 
 def kind_of(head: bytes) -> str | None:
     """Name the compression of a file by its first `HEAD_BYTES` bytes; None: plain."""
-    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    kind = next((kind for magic, kind in (_MAGIC | _NOT_READ).items() if head.startswith(magic)), None)
+    if kind == "bzip2" and not (head[3:4] in b"123456789" and any(b.startswith(head[4:]) for b in _BLOCKS_OF_BZIP2)):
+        return None  # a name in a table
+    return kind
 
 
 class _CompressedFile(Protocol):
@@ -64,7 +69,7 @@ class DecompressedStream:
                     self._packed = data.lstrip(b"\0")
                 if not self._packed:
                     return 0
-                self._engine = _engine(self._kind)
+                self._engine = _engine(self._kind, self._path)
             starved = not self._packed and getattr(self._engine, "needs_input", True)
             if starved:
                 self._packed = self._file.read(_PACKED_BYTES)
@@ -90,15 +95,17 @@ class DecompressedStream:
                 return len(text)
 
 
-def _engine(kind: str) -> _Decompressor:
+def _engine(kind: str, path: str) -> _Decompressor:
     if kind == "gzip":
         return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     if kind == "bzip2":
         return bz2.BZ2Decompressor()
     if kind == "xz":
         return lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
-    engine: _Decompressor = _zstd().ZstdDecompressor()
-    return engine
+    if kind == "zstd":
+        engine: _Decompressor = _zstd().ZstdDecompressor()
+        return engine
+    raise ValueError(f"{path} is a {kind} file, which is not read: unpack it, or pack it with gzip, bzip2, xz or zstd")
 
 
 @functools.cache
