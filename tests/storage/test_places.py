@@ -421,6 +421,13 @@ def test_a_file_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert place.read("x") == b"1"
 
 
+def test_a_link_to_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("missing")
+    match = "/link cannot be made: File exists; a file, or a symbolic link to what is missing, has this name"
+    with pytest.raises(StorageError, match=match):
+        open_dir(tmp_path / "link").make()
+
+
 @pytest.mark.parametrize(
     "use",
     [

@@ -248,6 +248,7 @@ _REMEDIES = {
     errno.EROFS: "the file system is read-only: choose another",
     errno.EIO: "the disk reports errors: choose another",
     errno.ENOENT: "there is no such directory or bucket: make it",
+    errno.EEXIST: "a file, or a symbolic link to what is missing, has this name: remove it, or choose another",
 }
 
 
