@@ -144,6 +144,44 @@ def test_a_link_of_a_chain_is_never_the_result_of_merging_it(capsys):
     assert contents("e") == before
 
 
+def test_a_symbolic_link_stays_and_the_file_that_it_names_is_replaced():
+    Path("there").mkdir()
+    Path("there/p").touch()
+    for link in ("p", "new"):
+        os.symlink(f"there/{link}", link)
+    assert predict("p", "--overwrite") == predict("new") == predict("plain") == 0
+    assert all(Path(link).is_symlink() for link in ("p", "new"))
+    assert Path("there/p").read_bytes() == Path("there/new").read_bytes() == Path("plain").read_bytes()
+    assert sorted(os.listdir("there")) == ["new", "p"]
+
+
+@pytest.mark.slow
+def test_a_report_goes_through_a_symbolic_link():
+    Path("there").touch()
+    os.symlink("there", "page")
+    assert run("report", "m", "--output", "page", "--overwrite") == 0
+    assert Path("page").is_symlink()
+    assert Path("there").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions_and_may_have_a_long_name():
+    name = "p" * 255
+    Path(name).touch(0o600)
+    assert predict(name, "--overwrite") == 0
+    assert os.stat(name).st_mode & 0o777 == 0o600
+    assert len(Path(name).read_text().splitlines()) == 200
+
+
+def test_what_cannot_be_written_is_named_as_it_was_given(capsys):
+    os.symlink("missing/p", "link")
+    for output, said in (
+        ("link", "link cannot be written: No such file or directory; there is no such directory or bucket: make it"),
+        ("folder/", "folder/ is a directory: name a file"),
+    ):
+        assert predict(output) == 2
+        assert capsys.readouterr().err == f"shoal: {said}\n"
+
+
 def test_a_pipe_and_a_device_are_written_to():
     assert predict("/dev/null") == 0
     os.mkfifo("pipe")

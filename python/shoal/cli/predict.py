@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -202,6 +200,8 @@ def _segment_lines(column: str, segments: Sequence[Segment]) -> list[str]:
 @contextmanager
 def _output(path: str) -> Iterator[IO[str]]:
     """Open standard output for ``-``, otherwise a file that replaces ``path`` when it is complete."""
+    from shoal.storage.output import replacing
+
     if path == "-":
         yield sys.stdout
         sys.stdout.flush()
@@ -217,15 +217,8 @@ def _output(path: str) -> Iterator[IO[str]]:
         return
     if not target.parent.is_dir():
         raise ValueError(f"{path} cannot be written: there is no directory {target.parent}")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("x", encoding="ascii") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(target) as temporary, temporary.open("w", encoding="ascii") as file:
+        yield file
 
 
 COMMANDS = (

@@ -5,16 +5,21 @@
     a file of a model, a checkpoint or an export     never
     any other file that exists                       only with ``overwrite``
 
-Pipes and devices are written to, not replaced.
+Pipes and devices are written to, not replaced. Of a symbolic link the file that it names is replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from shoal.base.machine import local_path
+from shoal.storage.base import storage_errors
 from shoal.storage.open import open_dir
 
 # The files whose presence makes a directory a model, a checkpoint or an export.
@@ -34,7 +39,7 @@ def check_output(
         if _is_same(name, one):
             raise ValueError(f"{name} is one of the files that are read: name another file for the output")
     target = open_dir(name, storage_options)
-    if target.kind() == "directory":
+    if target.kind() == "directory" or name.endswith("/"):
         raise ValueError(f"{name} is a directory: name a file")
     if target.kind() is None or (target.local is not None and not target.local.is_file()):
         return
@@ -44,6 +49,29 @@ def check_output(
         raise ValueError(f"{name} is in the directory of a model, a checkpoint or an export: name a file elsewhere")
     if not overwrite:
         raise ValueError(f"{name} exists already: pass overwrite=True (--overwrite), or name another file")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the name of a new, empty file, which replaces that at ``path``, if the block ends well, once on disk.
+
+    It has the permissions of what it replaces. A symbolic link stays, and the file that it names is replaced.
+    """
+    name = os.fspath(path)
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")  # not longer than names may be
+    try:
+        with storage_errors("written", name):
+            temporary.touch(exist_ok=False)
+            if target.exists():
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        yield temporary
+        with storage_errors("written", name):
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _is_same(name: str, other: str) -> bool:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from shoal import _core
 from shoal.base.machine import local_path
 from shoal.data import hash_strings
 from shoal.data.record_batch import pyarrow
-from shoal.storage.output import check_output
+from shoal.storage.output import check_output, replacing
 from shoal.store.description import check_same
 from shoal.table.sections import MARKS, section, sighted
 from shoal.table.spec import TableRecord
@@ -92,7 +91,6 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
     arrow = pyarrow()
     check_output(path, overwrite=overwrite)
     target = local_path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     names: list[str] = []
     if state:
         names = [name for name in table.state(np.zeros(0, np.uint64)) if name != "w"]
@@ -117,21 +115,15 @@ def write_parquet(table: Table, path: str | os.PathLike[str], *, state: bool = T
         metadata={"table": table.name, "optimizer": str(table.optimizer), _ABOUT: msgspec.json.encode(description)},
     )
     count = 0
-    try:
-        with arrow.parquet.ParquetWriter(temporary, schema) as writer:
-            for keys, weights in table.items(_ROW_GROUP):
-                more = table.state(keys) if names else {}
-                arrays = [arrow.array(keys), column(weights), *(column(more[name]) for name in names)]
-                if marks:
-                    batch = table.key_batch(keys).native  # keeps their order: it is that of the hashes
-                    arrays += [arrow.array(shard.metadata(batch, k).view(MARKS[name])) for k, name in enumerate(marks)]
-                writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
-                count += len(keys)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(target) as temporary, arrow.parquet.ParquetWriter(temporary, schema) as writer:
+        for keys, weights in table.items(_ROW_GROUP):
+            more = table.state(keys) if names else {}
+            arrays = [arrow.array(keys), column(weights), *(column(more[name]) for name in names)]
+            if marks:
+                batch = table.key_batch(keys).native  # keeps their order: it is that of the hashes
+                arrays += [arrow.array(shard.metadata(batch, k).view(MARKS[name])) for k, name in enumerate(marks)]
+            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+            count += len(keys)
     return count
 
 

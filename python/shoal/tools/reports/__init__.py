@@ -115,8 +115,11 @@ def report(
         if names is None:
             names = models.load_names(directory) or {}
         facts = _facts(directory, model, held_out, names, top)
-    folder = directory if out is None else open_dir(os.path.dirname(os.fspath(out)) or ".", storage_options)
-    folder.publish(target.name, page(facts).encode(), before=folder.version(target.name))
+    folder, name = directory, target.name
+    if out is not None:
+        path = os.fspath(out) if target.local is None else os.path.realpath(target.local)  # a symbolic link stays
+        folder, name = open_dir(os.path.dirname(path) or ".", storage_options), os.path.basename(path)
+    folder.publish(name, page(facts).encode(), before=folder.version(name))
     return target.location
 
 
