@@ -266,8 +266,9 @@ def test_what_is_no_table_is_refused(tmp_path):
     for column in (pa.chunked_array([[1, 2]]), pd.Series([1, 2])):
         with pytest.raises(TypeError, match=f"a {type(column).__name__} is one column, not a table: pass a frame"):
             list(read_arrow(column, label="y"))
-    with pytest.raises(ValueError, match=r"values of a column are not of one type .*column a .*frame.astype"):
-        list(read_arrow(pd.DataFrame({"y": [1, 0], "a": ["x", 3]}), label="y"))
+    for values in (["x", 3], [2**70, 1], np.ones(2) * 1j, np.ones(2, np.longdouble), pd.arrays.SparseArray([0, 1])):
+        with pytest.raises(ValueError, match=r"^column 'a' cannot be read \(.+\): .* as in frame.astype\({'a': str}\)"):
+            list(read_arrow(pd.DataFrame({"y": [1, 0], "a": values}), label="y"))
     with pytest.raises(FileNotFoundError):
         read_parquet(tmp_path / "missing", label="y")
     with pytest.raises(ValueError, match="Parquet is read from its end: write the data to a file"):

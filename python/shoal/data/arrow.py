@@ -73,13 +73,19 @@ def table_of(frame: Any) -> Any:
             raise _one_column(frame) from None
     # The rows' index says where a row was, not what it is: pandas would hand it out as one column more.
     named = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    trouble = (arrow.ArrowException, TypeError, OverflowError)  # not all of these name the column
     try:
         return arrow.Table.from_pandas(named, preserve_index=False)
-    except (arrow.ArrowTypeError, arrow.ArrowInvalid) as error:
-        raise ValueError(
-            f"the values of a column are not of one type ({'; '.join(map(str, error.args))}): convert them, as in "
-            "frame.astype({column: str})"
-        ) from None
+    except trouble:
+        for k, column in enumerate(named.columns):
+            try:
+                arrow.Table.from_pandas(named.iloc[:, [k]], preserve_index=False)
+            except trouble as error:
+                raise ValueError(
+                    f"column {column!r} cannot be read ({error.args[0]}): its values are of several types, or of one "
+                    f"that Arrow lacks. Convert it, as in frame.astype({{{column!r}: str}})"
+                ) from None
+        raise
 
 
 def _one_column(data: Any) -> TypeError:
