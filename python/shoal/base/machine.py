@@ -13,6 +13,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def temporary_root() -> str:
+    """Return the directory for temporary files; FileNotFoundError: there is none that can be written."""
+    import tempfile  # many commands need none
+
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        text = f"{error.strerror}: set TMPDIR to a directory that this user can write"
+        raise FileNotFoundError(error.errno, text) from None
+
+
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return a local path, with ``~`` expanded to the home directory."""
     text = os.fspath(path)

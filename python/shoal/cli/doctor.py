@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from shoal.base.machine import available_bytes, local_path
+from shoal.base.machine import available_bytes, local_path, temporary_root
 from shoal.base.settings import Setting, from_environment
 from shoal.cli.answers import DONE, FAILED, Answer
 from shoal.cli.estimate import Dim, Directory, OptimizerName, optimizer_of
@@ -56,7 +55,7 @@ def doctor(options: Doctor) -> Answer:
         raise ValueError(
             f"--servers {options.servers} --replicas {options.replicas}: pass 1 server or more, and fewer replicas"
         )
-    where = Path(tempfile.gettempdir()) if options.dir is None else local_path(options.dir)
+    where = Path(temporary_root()) if options.dir is None else local_path(options.dir)
     if not where.is_dir():
         raise ValueError(f"--dir {where}: there is no such directory")
     if options.address is not None:

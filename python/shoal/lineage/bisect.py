@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.base.machine import temporary_root
 from shoal.lineage.past import OfWorker, Past, Place
 from shoal.models import files
 from shoal.storage.base import StorageDir, StoragePath
@@ -126,7 +127,7 @@ class _Search:
         clocks = [one for one, _ in past.clocks() if begin <= one.begin and one.end <= end]
         batches = sum(len(one.batches) for one in clocks)
         self._say(f"broken between {begin:,} and {end:,} examples: {batches:,} batches of {_files(past, clocks)}")
-        with tempfile.TemporaryDirectory(prefix="shoal-bisect-") as folder:
+        with tempfile.TemporaryDirectory(prefix="shoal-bisect-", dir=temporary_root()) as folder:
             clocks = self._narrowed(clocks, past.kept[begin], Path(folder))
         return self._found(clocks[0])
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from shoal.base.fit_rows import SUFFIX
+from shoal.base.machine import temporary_root
 from shoal.base.plural import counted
 from shoal.consistency import parse_consistency
 from shoal.data import Batch, Reader, key_of_name
@@ -220,7 +221,7 @@ class Past:
         Model or ClickModel
             As it is then; it is saved in ``to``, with the state of its fit if that is not over.
         """
-        with tempfile.TemporaryDirectory(prefix="shoal-again-") as temporary:
+        with tempfile.TemporaryDirectory(prefix="shoal-again-", dir=temporary_root()) as temporary:
             place = open_dir(temporary if to is None else to)
             files.copy(start, place)
             described = files.read(place)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from msgspec import structs
 
 from shoal.base.fit_rows import AUC_EXAMPLES, AUC_SUM, AUC_UNIT, DIM, TOTALS
+from shoal.base.machine import temporary_root
 from shoal.data import Batch
 from shoal.errors import ShoalError
 from shoal.metrics import Accumulator, StreamMetrics
@@ -309,7 +310,8 @@ class ModelTrainer:
             self.model.save_weights(folder)
             return
         if self._temporary is None:
-            self._temporary = open_dir(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-best-")))
+            made = tempfile.TemporaryDirectory(prefix="shoal-best-", dir=temporary_root())
+            self._temporary = open_dir(self._stack.enter_context(made))
         before = self._temporary.subdirectories()
         self._folder = self._temporary.child(str(number))
         self.model.save_weights(self._folder)

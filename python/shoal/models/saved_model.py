@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from shoal import _core
-from shoal.base.machine import cores
+from shoal.base.machine import cores, temporary_root
 from shoal.data import FeatureNames
 from shoal.models import files
 from shoal.models.history import History
@@ -56,7 +56,7 @@ class SavedModel(SavedPredictor):
                 f"and load it elsewhere"
             )
         state = {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
-        with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
+        with tempfile.TemporaryDirectory(prefix="shoal-model-", dir=temporary_root()) as folder:
             checkpoint = Path(folder, "checkpoint")
             self._store.save(checkpoint, tables=[table.name for table in self._tables], durable=False)
             state["_pickled"] = {
@@ -76,7 +76,7 @@ class SavedModel(SavedPredictor):
         self._store = local(threads=threads, slots=pickled["slots"], memory=pickled["memory"])
         self._owns_store = True
         self._sorters = _core.ThreadPool(1)
-        with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
+        with tempfile.TemporaryDirectory(prefix="shoal-model-", dir=temporary_root()) as folder:
             for name, content in pickled["files"].items():
                 Path(folder, name).write_bytes(content)
             self._store.load(folder)

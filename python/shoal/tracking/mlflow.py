@@ -28,6 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from shoal.base.machine import temporary_root
 from shoal.errors import StorageError
 from shoal.storage.base import StorageDir, StoragePath
 from shoal.storage.open import open_dir
@@ -206,7 +207,7 @@ class MLflow(Tracker):
     def _store_model(self, model: Any, saved: StoragePath | None) -> None:
         from mlflow.models import Model
 
-        with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        with tempfile.TemporaryDirectory(prefix="shoal-", dir=temporary_root()) as folder:
             copy = Path(folder) / "model"
             if saved is not None:
                 copy_model(open_dir(saved), copy)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import structs
 
 from shoal.base.interrupts import held_back
+from shoal.base.machine import temporary_root
 from shoal.base.sizes import memory_bytes
 from shoal.base.timed_queue import TimedQueue
 from shoal.cluster.launch.child import Process, ProcessFailedError, end_all
@@ -91,7 +92,7 @@ class Supervisor(ABC):
 
     def _make_journal(self) -> str:
         """Return the directory of a journal that nobody else needs: it is new, or can be made."""
-        made = tempfile.mkdtemp(prefix="shoal-journal-")
+        made = tempfile.mkdtemp(prefix="shoal-journal-", dir=temporary_root())
         self._closing.callback(shutil.rmtree, made, ignore_errors=True)
         return made
 

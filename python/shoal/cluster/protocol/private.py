@@ -16,6 +16,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from shoal.base.machine import temporary_root
+
 _LONGEST_NAME = "server-00000000-0000"  # of a socket
 _PREFIX = "shoal-"
 
@@ -40,7 +42,7 @@ def make_private() -> str | None:
     The place is that of temporary files (TMPDIR), or /tmp where a socket's path would be too long there, or where
     files have no modes or sockets. Who has made it removes it.
     """
-    for place in dict.fromkeys((os.path.abspath(tempfile.gettempdir()), "/tmp")):
+    for place in dict.fromkeys((os.path.abspath(temporary_root()), "/tmp")):
         try:
             directory = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
         except OSError:
