@@ -56,7 +56,7 @@ def split(address: str, *, wildcard: bool = False) -> tuple[str, int]:
     host = found["host"].strip("[]")
     port = 0 if found["port"] == "*" else int(found["port"])
     if port > 65535:
-        raise ValueError(f"{address!r}: port {port} is out of range")
+        raise ValueError(f"{address!r}: port {port} is out of range: pass 1 to 65535, or * for any free port")
     if not wildcard and (host in _ANYWHERE or port == 0):
         raise ValueError(f"{address!r} cannot be connected to: write tcp://HOST:PORT of the machine to reach")
     return host, port

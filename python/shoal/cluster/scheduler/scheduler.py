@@ -76,6 +76,11 @@ _MAX_FRAMES = 4  # of a message, including the route
 _DESCRIPTOR_CHECK_SECONDS = 1.0  # between two checks whether files can still be opened
 _METRICS_SECONDS = 1.0  # between two computations of metrics
 _HANDSHAKE_MS = 10000  # for a connection to complete its handshake
+_BIND_REMEDIES = {
+    errno.EADDRINUSE: "; another program listens there, choose another address",
+    errno.EACCES: "; this user may not listen there, choose a port from 1024 on, or another directory",
+    errno.EADDRNOTAVAIL: "; this machine does not have that address, choose one of its own, or *",
+}
 
 
 class Scheduler:
@@ -165,9 +170,9 @@ class Scheduler:
                 raise zmq.ZMQError(errno.EADDRINUSE)
             router.bind(address)
         except zmq.ZMQError as error:
-            taken = "; another program listens there, choose another address" if error.errno == errno.EADDRINUSE else ""
+            remedy = _BIND_REMEDIES.get(error.errno or 0, "")
             raise OSError(
-                error.errno, f"cannot listen at {config.bind}: {os.strerror(error.errno or 0)}{taken}"
+                error.errno, f"cannot listen at {config.bind}: {os.strerror(error.errno or 0)}{remedy}"
             ) from None
         if is_path:
             return config.bind
