@@ -98,6 +98,7 @@ def test_the_directory_of_a_model_keeps_the_configuration_of_its_run(capsys, kin
         ("[train]\nepochs = 0\n", [], "[train] epochs is 0: pass 1 or more"),
         ("[train]\nema = 1\n", [], "[train] ema is 1.0: pass a number above 0 and below 1"),
         ("epochs = 3\n", [], "has no key 'epochs': did you mean train.epochs?"),
+        ("\ufeff[train]\r\nepochs = 0\r\n", [], "[train] epochs is 0: pass 1 or more"),  # of an editor of Windows
         ("[train\n", [], "is not TOML: "),
         ("[cluster]\nconsistency = 'sps:2'\n", [], "[cluster] consistency: 'sps:2' is not a consistency"),
         ("[train]\nresume = true\n", [], "[train] has no key 'resume'"),

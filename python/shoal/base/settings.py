@@ -324,7 +324,7 @@ def read_file(file: str) -> dict[str, Any]:
 
     try:
         with open(file, "rb") as opened:
-            return tomllib.load(opened)
+            return tomllib.loads(opened.read().decode("utf-8-sig"))  # editors of Windows begin with a byte order mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
 
