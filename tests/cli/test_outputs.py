@@ -144,6 +144,17 @@ def test_a_link_of_a_chain_is_never_the_result_of_merging_it(capsys):
     assert contents("e") == before
 
 
+def test_a_prediction_that_is_not_finite_is_an_error_and_no_file(monkeypatch, capsys):
+    def overflowing(model, batch):
+        return np.where(np.arange(len(batch)) == 3, np.nan, 0.5)
+
+    monkeypatch.setattr(shoal.LogisticRegression, "probabilities", overflowing)
+    before = contents()
+    assert predict("p") == 2
+    assert "the prediction of example 3 (the first is 0) is not finite" in capsys.readouterr().err
+    assert contents() == before
+
+
 def test_a_symbolic_link_stays_and_the_file_that_it_names_is_replaced():
     Path("there").mkdir()
     Path("there/p").touch()

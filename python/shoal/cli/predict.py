@@ -72,6 +72,8 @@ class Evaluate(ReadingForModel, frozen=True, kw_only=True):
 
 def predict(options: Predict) -> Answer:
     """Write one probability per line."""
+    import numpy as np
+
     from shoal.storage.output import check_output
 
     if options.output == "-" and options.json:
@@ -84,6 +86,12 @@ def predict(options: Predict) -> Answer:
         with naming(called), _output(options.output) as file:
             for batch in reader.unlabelled():
                 p = model.probabilities(batch) if options.task is None else _of_task(model, options.task, batch)
+                if not np.isfinite(p).all():  # a sum of a dense part that overflows
+                    bad = examples + int(np.argwhere(~np.isfinite(p))[0][0])
+                    raise ValueError(
+                        f"the prediction of example {bad} (the first is 0) is not finite, as its values are too large: "
+                        "leave it out, or scale its values like those that the model was trained on"
+                    )
                 if p.ndim == 2:  # of several classes
                     file.write("".join(["\t".join(map(repr, row)) + "\n" for row in p.tolist()]))
                 else:
