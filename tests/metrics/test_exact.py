@@ -57,6 +57,29 @@ def test_auc_of_constant_scores_is_a_half():
     assert auc([0, 1, 1, 0, 1], [7.0] * 5) == 0.5
 
 
+@pytest.mark.parametrize(
+    ("labels", "scores", "weights", "what"),
+    [
+        (["0", "1"], ["a", "b"], None, "scores|margins"),
+        ([0, 1], np.ones(2) * 1j, None, "(scores|margins) are an array of complex128"),
+        ([0, 1], [[1], [1, 2]], None, "(scores|margins) are list"),
+        ([0, 1], [10**400, 1], None, "(scores|margins) are list"),
+        ([0, 1], [0.5, 0.5], ["1", "2"], "weights are an array of <U1"),
+        ([0, 1], [0.5, 0.5], {1.0, 2.0}, "weights are set"),
+        ([[0], [0, 1]], [0.5, 0.5], None, "labels are list"),
+    ],
+)
+@pytest.mark.parametrize("metric", [auc, logloss, measure, Accumulator().update])
+def test_what_are_no_numbers_is_refused_by_the_name_of_the_argument(metric, labels, scores, weights, what):
+    with pytest.raises(TypeError, match=what):
+        metric(labels, scores, weights)
+
+
+def test_a_wrong_label_is_printed_as_a_number():
+    with pytest.raises(ValueError, match=r"^label -1.0 at 0 \(1 of 2\)"):
+        auc(np.array([-1, 1], np.float32), [0.5, 0.6])
+
+
 def test_auc_orders_infinities_and_refuses_nan():
     assert auc([0, 1, 0, 1], [-np.inf, 0.0, 0.0, np.inf]) == 0.875
     with pytest.raises(ValueError, match="scores at 1 is NaN"):
@@ -294,6 +317,8 @@ def test_a_group_is_not_drowned_by_the_weights_of_those_before_it():
 def test_gauc_names_groups_of_another_length():
     with pytest.raises(ValueError, match="one group for each example"):
         gauc([0, 1], [0.5, 0.6], [7])
+    with pytest.raises(TypeError, match="groups cannot be sorted"):
+        gauc([0, 1], [0.5, 0.6], ["ann", None])
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------

@@ -46,6 +46,19 @@ def test_a_batch_is_not_taken_apart_and_gives_one_line_at_most():
     assert [line.examples for line in reported(Progressive(4), [10] * 3)[0]] == [10, 20, 30]
 
 
+def test_the_smallest_factor_gives_a_line_for_each_batch():
+    seen, lines = Accumulator(), Progressive(1 + 2**-52)
+    for examples in (1000, 2000, 3000):
+        seen.update(np.zeros(1000), np.zeros(1000))
+        assert lines.update(seen).examples == examples
+        assert lines.update(seen) is None
+
+
+def test_a_line_is_of_an_accumulator_not_of_its_result():
+    with pytest.raises(TypeError, match="seen is a Metrics: pass the accumulator"):
+        Progressive().update(Accumulator().result())
+
+
 def test_other_factors_step_as_far():
     assert [line.examples for line in reported(Progressive(10.0), [1] * 1000)[0]] == [1, 10, 100, 1000]
 

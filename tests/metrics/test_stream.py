@@ -1,5 +1,6 @@
 """Totals and histograms of accumulators, added up as rows of a table, are those of the merge."""
 
+import copy
 import math
 from fractions import Fraction
 
@@ -159,6 +160,50 @@ def test_totals_of_every_kind_fit_a_row_and_are_read_from_its_beginning(rng):
         taken = seen.empty()
         taken.take(np.append(seen.totals(), np.full(27 - count, 7)), seen.histogram())
         assert taken.totals().tolist() == seen.totals().tolist()
+
+
+@pytest.mark.parametrize(
+    ("seen", "margins"), [(Accumulator(BITS), [0.5, 1.0]), (MulticlassAccumulator(CLASSES), np.zeros((2, CLASSES)))]
+)
+def test_a_copy_counts_on_its_own(seen, margins):
+    before = seen.to_dict()
+    copy.copy(seen).update([0, 1], margins)
+    assert seen.to_dict() == before
+    assert repr(seen).startswith(f"<{type(seen).__name__}: logloss nan")
+
+
+@pytest.mark.parametrize(("margins", "loss"), [([0.0, -np.inf, 0.0], math.inf), ([0.0, 0.0, -np.inf], math.log(2.0))])
+def test_a_class_of_probability_0_has_an_infinite_loss_or_none(margins, loss):
+    assert MulticlassAccumulator(CLASSES).update([1], [margins]) == pytest.approx(loss)
+
+
+@pytest.mark.parametrize("margins", [[np.nan, 0.0, 0.0], [0.0, np.inf, 0.0], [-np.inf] * 3])
+def test_margins_without_a_softmax_are_refused_by_their_place(margins):
+    seen = MulticlassAccumulator(CLASSES)
+    with pytest.raises(ValueError, match=r"at 1 \(1 of 2\) have no softmax"):
+        seen.update([0, 0], [[0.0, 0.0, 0.0], margins], [1.0, 0.0])
+    assert seen.examples == 0
+
+
+@pytest.mark.parametrize("wrong", [None, "3", 2.5, True, math.nan])
+@pytest.mark.parametrize("make", [Accumulator, MulticlassAccumulator])
+def test_a_number_of_bits_or_classes_is_whole(make, wrong):
+    with pytest.raises(TypeError, match=r"^(bits|classes) is "):
+        make(wrong)
+
+
+@pytest.mark.parametrize("other", [None, Accumulator().result(), MulticlassAccumulator(CLASSES)])
+def test_what_is_merged_is_an_accumulator_of_the_same_kind(other):
+    with pytest.raises(TypeError, match=r"^Accumulator merges another one"):
+        Accumulator().merge(other)
+
+
+def test_totals_that_are_no_int64_are_refused():
+    seen = Accumulator(4)
+    for totals, histogram in ((None, seen.histogram()), (seen.totals(), [0]), (seen.totals() * 1.0, seen.histogram())):
+        with pytest.raises(TypeError, match=r"the (totals|histogram) must be int64\[n\], got"):
+            seen.take(totals, histogram)
+    assert seen.examples == 0
 
 
 @pytest.mark.parametrize("other", [Accumulator(BITS + 1), MulticlassAccumulator(CLASSES)])

@@ -100,7 +100,7 @@ def test_what_is_no_batch_or_no_accumulator_of_several_classes_is_refused() -> N
         (([0, 0.5], margins), "label 0.5 at 1"),
         (([0, 1], margins[:, :2]), r"margins \(2, 2\): pass float64\[2, 3\]"),
         (([0, 1], margins, [1, -1]), "weight -1.0 at 1"),
-        (([0, 1], margins * np.nan), "NaN"),
+        (([0, 1], margins * np.nan), r"margins \[nan, nan, nan\] at 0"),
     ):
         with pytest.raises(ValueError, match=text):
             seen.update(*arguments)

@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.exact_sum import ExactSum
+from shoal.base.scalars import whole
 from shoal.metrics.checked import checked
 from shoal.metrics.exact import Metrics, losses, probabilities, ratio, weighted_sum
 from shoal.metrics.ordered import Curves, ScoreGroups, auc_bounds
@@ -84,7 +85,8 @@ class Accumulator(StreamMetrics):
     constant: ClassVar[str] = "the base rate alone"
 
     def __init__(self, bits: int = BITS) -> None:
-        if not 1 <= bits <= _MOST_BITS:
+        bits = whole("bits", bits, 1, f"1 to {_MOST_BITS}")
+        if bits > _MOST_BITS:
             raise ValueError(f"bits is {bits}: pass 1 to {_MOST_BITS}")
         super().__init__()
         self.bits = bits
@@ -247,8 +249,8 @@ class Accumulator(StreamMetrics):
         count = len(self._totals())
         weighted, placed = totals[count - 2 : count].tolist()
         self.unplaced = self.examples - placed
-        whole, fractions = histogram.reshape(2, -1)
-        self._counts = whole + fractions / (1 << _FRACTION_BITS) if weighted or fractions.any() else whole.copy()
+        units, fractions = histogram.reshape(2, -1)
+        self._counts = units + fractions / (1 << _FRACTION_BITS) if weighted or fractions.any() else units.copy()
         bins = np.flatnonzero(self._counts.reshape(2, -1).any(axis=0))
         self._used = range(int(bins[0]), int(bins[-1]) + 1) if len(bins) else range(0)
 

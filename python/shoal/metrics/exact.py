@@ -16,7 +16,7 @@ from msgspec import structs
 from shoal import _core
 from shoal.base import notebook
 from shoal.base.plural import counted
-from shoal.metrics.checked import Floats, checked
+from shoal.metrics.checked import Floats, as_floats, checked
 from shoal.metrics.ordered import Curves, ScoreGroups, begins_of_runs
 
 _CALLER = _core.ThreadPool(1)  # computes in the calling thread
@@ -135,7 +135,7 @@ def probabilities(margins: npt.ArrayLike) -> Floats:
     >>> probabilities([0.0, 2.0, -1000.0])
     array([0.5       , 0.88079708, 0.        ])
     """
-    a = np.ascontiguousarray(margins, np.float64)
+    a = np.ascontiguousarray(as_floats(margins, "margins"))
     return _core.logistic_probabilities(a.reshape(-1), _CALLER).reshape(np.shape(margins))
 
 
@@ -161,7 +161,7 @@ def logit(probabilities: npt.ArrayLike) -> Floats:
     >>> logit([0.5, 0.0]).tolist()
     [0.0, -inf]
     """
-    p = np.asarray(probabilities, np.float64)
+    p = as_floats(probabilities, "probabilities")
     wrong = np.flatnonzero(~((p >= 0) & (p <= 1)))
     if len(wrong):
         raise ValueError(f"probability {float(p.flat[wrong[0]])!r} at {wrong[0]}: probabilities are 0 to 1")
@@ -289,7 +289,10 @@ def gauc(
         y, s, g, w = y[there], s[there], g[there], w[there]
     if len(y) == 0:
         return GroupedAUC(gauc=math.nan, groups=0, left_out=0, examples=0)
-    number = np.unique(g, return_inverse=True)[1].reshape(-1)
+    try:
+        number = np.unique(g, return_inverse=True)[1].reshape(-1)
+    except TypeError as error:
+        raise TypeError(f"groups cannot be sorted ({error}): pass values of one type, without None") from None
     order = np.lexsort((s, number))
     y, s, number = y[order], s[order], number[order]
     begins = begins_of_runs(number)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.exact_sum import ExactSum
-from shoal.metrics.checked import Floats, checked_weights
+from shoal.base.scalars import whole
+from shoal.metrics.checked import Floats, as_floats, as_labels, checked_weights
 from shoal.metrics.exact import Metrics, ratio, weighted_sum
 from shoal.metrics.stream import REMEDY, StreamMetrics, check_described, whole_number
 
@@ -28,9 +29,9 @@ _SUMS = ("weight", "loss", "right")
 
 def checked_classes(labels: npt.ArrayLike, classes: int) -> npt.NDArray[np.intp]:
     """Return labels as numbers of classes, int[n]."""
-    y: npt.NDArray[Any] = np.asarray(labels)
-    if y.ndim != 1:
-        raise ValueError(f"labels {y.shape}: pass a one-dimensional array")
+    y = as_labels(labels)
+    if y.ndim != 1 or y.dtype.kind not in "biuf":
+        raise ValueError(f"labels {y.shape} of {y.dtype}: pass a one-dimensional array of numbers")
     whole = y.dtype.kind in "iu" or bool(np.all(y == np.floor(y)))
     if len(y) and not (whole and y.min() >= 0 and y.max() < classes):
         bad = np.flatnonzero(~((y >= 0) & (y < classes) & (y == np.floor(y))))
@@ -63,6 +64,23 @@ def _losses(margins: Floats, classes: npt.NDArray[np.intp]) -> tuple[Floats, Flo
     rest = others.sum(axis=1)
     whole = np.exp(-most) + rest
     return np.where(most > 0, most + np.log(whole), np.log1p(rest)), others, whole
+
+
+def _checked_losses(margins: Floats, classes: npt.NDArray[np.intp]) -> Floats:
+    """Compute the loss of each example: infinite where its class has margin -inf, which is probability 0."""
+    own = margins[np.arange(len(classes)), classes]
+    bad = np.flatnonzero(
+        np.isnan(margins).any(axis=1) | (margins == np.inf).any(axis=1) | ~np.isfinite(margins).any(axis=1)
+    )
+    if len(bad):
+        raise ValueError(
+            f"margins {margins[bad[0]].tolist()} at {bad[0]} ({len(bad)} of {len(classes)}) have no softmax: pass "
+            "numbers or -inf, not all -inf"
+        )
+    possible = own > -np.inf
+    losses: Floats = np.full(len(classes), np.inf)
+    losses[possible] = _losses(margins[possible], classes[possible])[0]
+    return losses
 
 
 def _is_right(margins: Floats, classes: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
@@ -106,10 +124,8 @@ class MulticlassAccumulator(StreamMetrics):
     constant: ClassVar[str] = "equal probabilities"
 
     def __init__(self, classes: int) -> None:
-        if classes < 2:
-            raise ValueError(f"classes is {classes}: pass 2 or more")
         super().__init__()
-        self.classes = classes
+        self.classes = whole("classes", classes, 2)
         self._right = ExactSum()
 
     def update(
@@ -147,13 +163,11 @@ class MulticlassAccumulator(StreamMetrics):
             Lengths differ, a label is not the number of a class, a margin is NaN, a weight is negative or not finite.
             Nothing was counted.
         """
-        y, a = checked_classes(labels, self.classes), np.asarray(margins, np.float64)
+        y, a = checked_classes(labels, self.classes), as_floats(margins, "margins")
         if a.shape != (len(y), self.classes):
             raise ValueError(f"margins {a.shape}: pass float64[{len(y)}, {self.classes}]")
         w = None if weights is None else checked_weights(weights, len(y))
-        (loss,) = sums if sums is not None else (weighted_sum(_losses(a, y)[0], w),)
-        if math.isnan(loss):
-            raise ValueError("the margins of the batch are not numbers (NaN): NaN has no order")
+        (loss,) = sums if sums is not None else (weighted_sum(_checked_losses(a, y), w),)
         right = _is_right(a, y)
         self.examples += len(y)
         self._loss.add(loss)

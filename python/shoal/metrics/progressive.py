@@ -102,10 +102,12 @@ class Progressive:
 
     def update(self, seen: StreamMetrics) -> ProgressiveLine | None:
         """Return a line, if one is due; call it after each batch that ``seen`` has counted."""
-        if seen.examples < self._next:
+        if _counted(seen) < self._next:
             return None
         if isinstance(self._every, int):
             self._next = (seen.examples // self._every + 1) * self._every
+        elif seen.examples * (self._every - 1) < 1:  # the next power is less than an example away
+            self._next = seen.examples + 1
         else:
             while self._next <= seen.examples:
                 self._next *= self._every
@@ -113,7 +115,7 @@ class Progressive:
 
     def finish(self, seen: StreamMetrics) -> ProgressiveLine | None:
         """Return the line of the examples after the last line, if there are any."""
-        return self._line(seen) if seen.examples > self._examples else None
+        return self._line(seen) if _counted(seen) > self._examples else None
 
     def _line(self, seen: StreamMetrics) -> ProgressiveLine:
         weight, loss = seen.weight, seen.loss_sum
@@ -127,3 +129,10 @@ class Progressive:
         )
         self._examples, self._weight, self._loss = seen.examples, weight, loss
         return line
+
+
+def _counted(seen: StreamMetrics) -> int:
+    """Return the number of examples of an accumulator."""
+    if not isinstance(seen, StreamMetrics):
+        raise TypeError(f"seen is a {type(seen).__name__}: pass the accumulator that counts, not its result")
+    return seen.examples

@@ -17,6 +17,7 @@ Threads: an accumulator belongs to one thread at a time.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -114,6 +115,13 @@ class StreamMetrics(ABC):
 
     # ---- what all have -----------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.result()}>"
+
+    def __copy__(self) -> Self:
+        """Copy the sums and counts as well: they change in place."""
+        return copy.deepcopy(self)
+
     def merge(self, other: Self) -> None:
         """Add what ``other`` counted, as if its examples had been counted here.
 
@@ -121,7 +129,13 @@ class StreamMetrics(ABC):
         ------
         ValueError
             It has another number of classes, or a histogram with other bins. Nothing has been added.
+        TypeError
+            It is an accumulator of another kind, or none.
         """
+        if type(other) is not type(self):
+            raise TypeError(
+                f"{type(self).__name__} merges another one, got {type(other).__name__}: pass an accumulator"
+            )
         self._check_mergeable(other)
         self.examples += other.examples
         self.unplaced += other.unplaced
@@ -166,6 +180,10 @@ class StreamMetrics(ABC):
         ValueError
             They are of another kind, or of a histogram with other bins. Nothing was changed.
         """
+        for what, given in (("totals", totals), ("histogram", histogram)):
+            if not isinstance(given, np.ndarray) or given.dtype != np.int64 or given.ndim != 1:
+                got = getattr(given, "dtype", type(given).__name__)
+                raise TypeError(f"the {what} must be int64[n], got {got}: pass a sum of those of accumulators")
         sums = self._sums()
         if len(totals) < len(self._totals()) or histogram.shape != self.histogram().shape:
             raise ValueError(
