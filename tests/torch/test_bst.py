@@ -198,7 +198,7 @@ def test_a_fit_has_the_same_bits_every_time(rng):
             lambda: BST(make, Features(["ad", {"name": "seen", "type": "sequence", "max_len": 3}])),
             "sequence 'seen' shares the rows of no category",
         ),
-        (lambda: BST(make, described(history=True), heads=0), "layers and heads are 1 and 0"),
+        (lambda: BST(make, described(history=True), heads=0), "heads is 0: pass a whole number from 1"),
     ],
 )
 def test_what_cannot_be_built_is_told(make_it, says):

@@ -88,11 +88,12 @@ def test_a_model_starts_at_the_same_values_for_the_same_seed(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_order_of_the_examples_changes_no_logit(name):
-    model, x = built(name, dense=0 if name in DENSELESS else 2), inputs_of(name, dense=2)
+    dense = 0 if name in DENSELESS else 2
+    model, x = built(name, dense=dense), inputs_of(name, dense=dense)
     found = outputs_of(model, x)
     order = torch.tensor([4, 2, 6, 0, 5, 1, 3])
     seen = {key: reordered(items, order) for key, items in x.sequences.items()}
-    moved = outputs_of(model, x._replace(keys=x.keys[order], dense=x.dense[order], sequences=seen))
+    moved = outputs_of(model, x._replace(keys=x.keys[order], dense=x.dense[order] if dense else None, sequences=seen))
     for task, logits in found.items():
         np.testing.assert_allclose(wide(moved[task]), wide(logits[order]), rtol=1e-5, atol=1e-5)
 
@@ -354,14 +355,43 @@ def test_a_step_of_a_model_is_one_step_of_each_table(name, per_field):
         (lambda: AutoInt(make, described(2), hidden=()), r"2 dense columns enter the tower"),
         (lambda: DeepFM(make, 3, hidden=()), r"hidden is empty"),
         (lambda: MaskNet(make, 3, structure="both"), r"structure is 'both'"),  # type: ignore[arg-type]
-        (lambda: MaskNet(make, 3, blocks=0), r"blocks and width are 0 and 64"),
+        (lambda: MaskNet(make, 3, blocks=0), r"blocks is 0: pass a whole number from 1"),
         (lambda: FinalMLP(make, 3, hidden=(8, 6), heads=4), r"6 and 6 wide, which 4 heads cannot share"),
         (lambda: FinalMLP(make, 3, gates=False, context=("1",)), r"context is of gates, and gates is false"),
         (lambda: FinalMLP(make, 3, context_2=("x",)), r"'x' is none of the fields with one key"),
         (lambda: FwFM(make, described(2)), r"FwFM has no dense part"),
         (lambda: DCNV2(make, 3, structure="both"), r"structure is 'both'"),  # type: ignore[arg-type]
+        (lambda: DCNV2(make, 3, cross=-1), r"cross is -1: pass a whole number from 0 to 1024"),
+        (lambda: DCNV2(make, 3, cross=10**30), r"cross is 10{30}: pass at most 1024"),
+        (lambda: DeepFM(make, 3, hidden=[8, 0]), r"a width in hidden is 0: pass a whole number from 1"),
+        (lambda: DeepFM(make, 3, hidden=[10**12]), r"a width in hidden is 10{12}: pass at most"),
+        (lambda: DeepFM(make, 3, dropout=math.nan), r"dropout is nan: pass a number from 0, below 1"),
+        (lambda: DeepFM(make, 3, embedding_dropout=-0.5), r"embedding_dropout is -0.5"),
+        (lambda: MaskNet(make, 3, reduction=math.inf), r"reduction is inf: pass a number above 0"),
+        (lambda: DeepFM(make, 3, activation=3), r"a tower has no activation 3: there are relu"),  # type: ignore[arg-type]
+        (
+            lambda: LR(make, 3)(Inputs(torch.ones(2, 4, dtype=torch.int64))),
+            r"the keys are \(2, 4\), and the model has 3",
+        ),
+        (lambda: built("deepfm", dense=2)(some()), r"the dense numbers are None, and the model has 2 columns"),
     ],
 )
 def test_what_cannot_be_built_is_told(make_it: Callable[[], object], says: str):
     with pytest.raises(ValueError, match=says):
+        make_it()
+
+
+@pytest.mark.parametrize(
+    ("make_it", "says"),
+    [
+        (lambda: DeepFM(shoal, 3), r"make is a module: pass what makes tables, shoal.torch.tables\(store\)"),
+        (lambda: DeepFM(make, 3, hidden=400), r"hidden is 400: pass a list of widths"),  # type: ignore[arg-type]
+        (lambda: DLRM(make, described(2), bottom="64"), r"bottom is '64': pass a list of widths"),  # type: ignore[arg-type]
+        (lambda: DCNV2(make, 3, experts=math.nan), r"experts is nan"),  # type: ignore[arg-type]
+        (lambda: DeepFM(make, 3, dropout="0.5"), r"dropout is '0.5': pass a number"),  # type: ignore[arg-type]
+        (lambda: LR(make, 3)(torch.ones(2, 3, dtype=torch.int64)), r"x is a Tensor: pass Inputs"),
+    ],
+)
+def test_what_is_of_another_type_is_told(make_it: Callable[[], object], says: str):
+    with pytest.raises(TypeError, match=says):
         make_it()

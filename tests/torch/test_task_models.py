@@ -163,7 +163,7 @@ def test_a_model_of_several_tasks_needs_two(name):
     ("make_it", "says"),
     [
         (lambda: MMoE(make, described(labels=LABELS), experts=0), "experts is 0"),
-        (lambda: PLE(make, described(labels=LABELS), shared=0), "layers, experts and shared are 2, 2 and 0"),
+        (lambda: PLE(make, described(labels=LABELS), shared=0), "shared is 0: pass a whole number from 1"),
         (lambda: ESMM(make, described(labels={"ctr": "c", "ctcvr": "b"})), "a label is named 'ctcvr'"),
         (
             lambda: ESMM(make, described(labels={"ctr": "c", "spend": {"column": "x", "loss": "mse"}})),

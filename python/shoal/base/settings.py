@@ -312,8 +312,8 @@ def check_names(
 ) -> None:
     """Raise ValueError for an unknown name; the message has the nearest known one."""
     for name in given:
-        if name not in known:
-            near = nearest(name, known)
+        if not isinstance(name, str) or name not in known:
+            near = nearest(name, known) if isinstance(name, str) else None
             hint = "there are" if near is None else f"did you mean {near!r}? There are"
             raise ValueError(f"{where} has no {what} {name!r}: {hint} {', '.join(known)}")
 

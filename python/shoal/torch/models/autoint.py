@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, Linear, Lookup, Maker, flat, look_up, tower
+from shoal.torch.models.layers import Deep, Linear, Lookup, Maker, count_of, flat, has_tower, look_up, tower, width_of
 
 
 class Attention(nn.Module):
@@ -85,8 +85,9 @@ class AutoInt(Model):
         **deep: Unpack[Deep],
     ) -> None:
         super().__init__(features)
-        dense, has_tower = self.features.dense_width, len(deep.get("hidden", (1,))) > 0
-        if dense and not has_tower:
+        layers, heads, width = count_of("layers", layers, 0), count_of("heads", heads), width_of("width", width)
+        dense, is_deep = self.features.dense_width, has_tower(deep)
+        if dense and not is_deep:
             raise ValueError(f"{dense} dense columns enter the tower, and there is none: pass hidden, or no numbers")
         self.weights = Lookup(make, "linear", self.features, 1, per_field=per_field, own_dims=False) if wide else None
         self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
@@ -95,7 +96,7 @@ class AutoInt(Model):
             *(Attention(width if i else dim, width, heads, scale=scale) for i in range(layers))
         )
         self.last = nn.Linear(self.embedding.count * (width if layers else dim), 1)
-        self.tower = tower(self.embedding.count * dim + dense, **deep) if has_tower else None
+        self.tower = tower(self.embedding.count * dim + dense, **deep) if is_deep else None
         self.deep = None if self.tower is None else nn.Linear(self.tower.width, 1, bias=False)
 
     def forward(self, x: Inputs) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, ItemRows, Lookup, Maker, compared, flat, look_up, tower
+from shoal.torch.models.layers import Deep, ItemRows, Lookup, Maker, compared, count_of, flat, look_up, share_of, tower
 
 
 class Block(nn.Module):
@@ -123,8 +123,7 @@ class BST(Model):
         **deep: Unpack[Deep],
     ) -> None:
         super().__init__(features)
-        if min(layers, heads) < 1:
-            raise ValueError(f"layers and heads are {layers} and {heads}: pass 1 or more of each")
+        layers, heads = count_of("layers", layers), count_of("heads", heads)
         self.embedding = Lookup(
             make,
             "embedding",
@@ -143,7 +142,9 @@ class BST(Model):
                     "items it has at most"
                 )
             its, target = self.embedding.width(one.name), self.embedding.target(one.name)
-            made.append(Transformer(dim, its, one.max_len, target, layers, heads, deep.get("dropout", 0.0)))
+            made.append(
+                Transformer(dim, its, one.max_len, target, layers, heads, share_of("dropout", deep.get("dropout", 0.0)))
+            )
             width += (one.max_len + 1) * its
         self.transformers = nn.ModuleList(made)
         self.tower = tower(width, **deep)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, Lookup, Maker, flat, look_up, tower
+from shoal.torch.models.layers import Deep, Lookup, Maker, count_of, flat, look_up, tower, width_of
 
 
 class Cross(nn.Module):
@@ -110,6 +110,8 @@ class DCNV2(Model):
         super().__init__(features)
         if structure not in ("stacked", "parallel"):
             raise ValueError(f"structure is {structure!r}: pass 'stacked' or 'parallel'")
+        cross, experts = count_of("cross", cross, 0), count_of("experts", experts)
+        rank = None if rank is None else width_of("rank", rank)
         if experts > 1 and rank is None:
             raise ValueError(f"experts is {experts}, and a mixture is of low rank: pass rank as well")
         self.stacked = structure == "stacked"

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, ItemRows, Lookup, Maker, compared, flat, look_up, softmax_of, tower
+from shoal.torch.models.layers import (
+    Deep,
+    ItemRows,
+    Lookup,
+    Maker,
+    compared,
+    flat,
+    look_up,
+    softmax_of,
+    tower,
+    widths_of,
+)
 
 
 class Interest(nn.Module):
@@ -86,6 +97,7 @@ class DIN(Model):
         **deep: Unpack[Deep],
     ) -> None:
         super().__init__(features)
+        attention = widths_of("attention", attention)
         self.embedding = Lookup(
             make,
             "embedding",

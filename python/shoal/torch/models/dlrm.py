@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, Lookup, Maker, look_up, tower
+from shoal.torch.models.layers import Deep, Lookup, Maker, look_up, tower, widths_of
 
 
 def dots(vectors: Tensor) -> Tensor:
@@ -57,6 +57,7 @@ class DLRM(Model):
         **deep: Unpack[Deep],
     ) -> None:
         super().__init__(features)
+        bottom = widths_of("bottom", bottom)
         self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
         dense = self.features.dense_width
         self.bottom = tower(dense, [*bottom, dim]) if dense else None

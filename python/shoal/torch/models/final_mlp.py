@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, Lookup, Maker, flat, look_up, tower
+from shoal.torch.models.layers import Deep, Lookup, Maker, count_of, flat, look_up, tower, widths_of
 
 
 class FeatureGate(nn.Module):
@@ -104,15 +104,16 @@ class FinalMLP(Model):
         **deep: Unpack[Deep],
     ) -> None:
         super().__init__(features)
+        heads, gate_hidden = count_of("heads", heads), widths_of("gate_hidden", gate_hidden)
         if (context or context_2) and not gates:
             raise ValueError("context is of gates, and gates is false: leave one of them out")
         self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
         width = self.embedding.count * dim + self.features.dense_width
         contexts = [[self.features.index_of(name) for name in names] for names in (context, context_2)]
         self.gates = nn.ModuleList(FeatureGate(its, dim, width, gate_hidden) for its in contexts if gates)
-        second = deep if hidden_2 is None else cast("Deep", {**deep, "hidden": hidden_2})
+        second = deep if hidden_2 is None else cast("Deep", {**deep, "hidden": widths_of("hidden_2", hidden_2)})
         self.first, self.second = tower(width, **deep), tower(width, **second)
-        if heads < 1 or self.first.width % heads or self.second.width % heads:
+        if self.first.width % heads or self.second.width % heads:
             raise ValueError(
                 f"the last layers are {self.first.width} and {self.second.width} wide, which {heads} heads cannot "
                 "share: pass multiples of heads"

@@ -13,13 +13,15 @@ Threads: as torch's modules.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from shoal.base.scalars import plain, whole
 from shoal.base.settings import check_names
 from shoal.config import Feature
 from shoal.models.features import Features, sides_of
@@ -29,6 +31,7 @@ from shoal.torch.inputs import Inputs, Items
 from shoal.torch.sparse import SparseModule, pull_together
 
 Maker = Callable[[str, int], nn.Module]
+_MOST_LAYERS, _MOST_WIDTH = 1 << 10, 1 << 24
 WeightInit = Literal["xavier_normal", "xavier_uniform", "kaiming_normal"]
 
 
@@ -119,7 +122,9 @@ class Lookup(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        given = features_of(features)
+        if not callable(make):
+            raise TypeError(f"make is a {type(make).__name__}: pass what makes tables, shoal.torch.tables(store)")
+        given, dropout = features_of(features), share_of("embedding_dropout", dropout)
         if not (given.fixed or given.lists or given.sequences):
             raise ValueError(
                 "the features are numbers alone, and a model looks rows up: describe a category, a list, a bucket, or "
@@ -361,10 +366,23 @@ def _together(asked: Sequence[tuple[nn.Module, Tensor]], some: Sequence[int]) ->
 
 
 def look_up(x: Inputs, *lookups: Lookup) -> list[Vectors]:
-    """Look up the rows of several lookups at once."""
+    """Look up the rows of several lookups at once, of the same features."""
+    _check(x, lookups[0].features)
     asked = [lookup.asked(x) for lookup in lookups]
     rows = iter(pull([one for some in asked for one in some]))
     return [lookup.answered(x, [next(rows) for _ in some]) for lookup, some in zip(lookups, asked, strict=True)]
+
+
+def _check(x: Inputs, features: Features) -> None:
+    """Raise an error if these are not inputs of the features."""
+    if not isinstance(x, Inputs):
+        raise TypeError(f"x is a {type(x).__name__}: pass Inputs, as shoal.torch.inputs(batch, features) makes them")
+    fields, dense = len(features.fixed), features.dense_width
+    if x.keys.dim() != 2 or x.keys.shape[1] != fields:
+        raise ValueError(f"the keys are {tuple(x.keys.shape)}, and the model has {fields} fields: pass [n, {fields}]")
+    if (0 if x.dense is None else x.dense.shape[-1]) != dense:
+        got = "None" if x.dense is None else tuple(x.dense.shape)
+        raise ValueError(f"the dense numbers are {got}, and the model has {dense} columns of them: pass [n, {dense}]")
 
 
 class Linear(nn.Module):
@@ -420,6 +438,58 @@ class Tower(nn.Sequential):
         self.width = width
 
 
+def count_of(name: str, given: int, least: int = 1) -> int:
+    """Return a number of layers, experts, ..."""
+    return _bounded(name, given, least, _MOST_LAYERS)
+
+
+def width_of(name: str, given: int) -> int:
+    """Return the width of a layer."""
+    return _bounded(name, given, 1, _MOST_WIDTH)
+
+
+def _bounded(name: str, given: int, least: int, most: int) -> int:
+    number = whole(name, given, least, f"a whole number from {least} to {most}")
+    if number > most:
+        raise ValueError(f"{name} is {number}: pass at most {most}")
+    return number
+
+
+def widths_of(name: str, given: Any) -> tuple[int, ...]:
+    """Return the widths of layers."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} is {given!r:.80}: pass a list of widths, such as (400, 400)")
+    return tuple(width_of(f"a width in {name}", one) for one in given)
+
+
+def has_tower(deep: Deep) -> bool:
+    """Whether the settings of a tower have layers."""
+    return "hidden" not in deep or len(widths_of("hidden", deep["hidden"])) > 0
+
+
+def share_of(name: str, given: float) -> float:
+    """Return a probability below 1."""
+    number = _number(name, given, what := "a number from 0, below 1")
+    if not 0 <= number < 1:
+        raise ValueError(f"{name} is {number}: pass {what}")
+    return number
+
+
+def positive(name: str, given: float) -> float:
+    """Return a finite number above 0."""
+    number = _number(name, given, what := "a number above 0")
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} is {number}: pass {what}")
+    return number
+
+
+def _number(name: str, given: float, what: str) -> float:
+    number = plain(given)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(f"{name} is {given!r:.80}: pass {what}")
+    return number
+
+
 def tower(
     width: int,
     hidden: Sequence[int] = (400, 400, 400),
@@ -435,6 +505,7 @@ def tower(
     Each layer is followed by a normalization over the batch or over its units, the activation, and dropout, in this
     order. ``init`` is that of `initialize`.
     """
+    hidden, dropout = widths_of("hidden", hidden), share_of("dropout", dropout)
     if not hidden:
         raise ValueError("hidden is empty: pass the width of one layer or more")
     if batch_norm and layer_norm:

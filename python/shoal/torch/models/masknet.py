@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, Lookup, Maker, flat, look_up, tower
+from shoal.torch.models.layers import Deep, Lookup, Maker, count_of, flat, has_tower, look_up, positive, tower, width_of
 
 
 class FieldNorm(nn.Module):
@@ -90,16 +90,16 @@ class MaskNet(Model):
         super().__init__(features)
         if structure not in ("parallel", "serial"):
             raise ValueError(f"structure is {structure!r}: pass 'parallel' or 'serial'")
-        if min(blocks, width) < 1:
-            raise ValueError(f"blocks and width are {blocks} and {width}: pass 1 or more of each")
+        blocks, width = count_of("blocks", blocks), width_of("width", width)
+        reduction = positive("reduction", reduction)
         self.serial = structure == "serial"
         self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
-        whole = self.embedding.count * dim + self.features.dense_width
+        numbers = self.embedding.count * dim + self.features.dense_width
         self.norm = FieldNorm(self.embedding.count, dim)
-        widths = [width if self.serial and number else whole for number in range(blocks)]
-        self.blocks = nn.ModuleList(MaskBlock(whole, its, width, reduction) for its in widths)
+        widths = [width if self.serial and number else numbers for number in range(blocks)]
+        self.blocks = nn.ModuleList(MaskBlock(numbers, its, width, reduction) for its in widths)
         out = width if self.serial else width * blocks
-        self.tower = tower(out, **deep) if len(deep.get("hidden", (1,))) > 0 else None
+        self.tower = tower(out, **deep) if has_tower(deep) else None
         self.last = nn.Linear(out if self.tower is None else self.tower.width, 1)
 
     def forward(self, x: Inputs) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, Lookup, Maker, flat, look_up, tower
+from shoal.torch.models.layers import Deep, Lookup, Maker, count_of, flat, look_up, tower, widths_of
 from shoal.torch.models.tasks import Gate, TaskTowers, tasks_of
 
 
@@ -55,8 +55,7 @@ class MMoE(Model):
     ) -> None:
         super().__init__(features)
         tasks = tasks_of(self.features, "MMoE")
-        if experts < 1:
-            raise ValueError(f"experts is {experts}: pass 1 or more")
+        experts, task_hidden = count_of("experts", experts), widths_of("task_hidden", task_hidden)
         self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
         width = self.embedding.count * dim + self.features.dense_width
         made = [tower(width, **deep) for _ in range(experts)]

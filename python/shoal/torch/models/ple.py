@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.model import Model
-from shoal.torch.models.layers import Deep, Lookup, Maker, flat, look_up, tower
+from shoal.torch.models.layers import Deep, Lookup, Maker, count_of, flat, look_up, tower, widths_of
 from shoal.torch.models.tasks import Gate, TaskTowers, tasks_of
 
 
@@ -93,8 +93,8 @@ class PLE(Model):
     ) -> None:
         super().__init__(features)
         tasks = tasks_of(self.features, "PLE")
-        if min(layers, experts, shared) < 1:
-            raise ValueError(f"layers, experts and shared are {layers}, {experts} and {shared}: pass 1 or more of each")
+        task_hidden = widths_of("task_hidden", task_hidden)
+        layers, experts, shared = count_of("layers", layers), count_of("experts", experts), count_of("shared", shared)
         self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
         width = self.embedding.count * dim + self.features.dense_width
         made: list[Extraction] = []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.features import Features
-from shoal.torch.models.layers import Deep, tower
+from shoal.torch.models.layers import Deep, has_tower, tower
 
 
 def tasks_of(features: Features, model: str) -> tuple[str, ...]:
@@ -42,10 +42,10 @@ class TaskTowers(nn.Module):
     def __init__(self, tasks: Sequence[str], width: int, deep: Deep) -> None:
         super().__init__()
         self.tasks = tuple(tasks)
-        has_tower = len(deep.get("hidden", (1,))) > 0
+        is_deep = has_tower(deep)
 
         def made() -> nn.Module:
-            if not has_tower:
+            if not is_deep:
                 return nn.Linear(width, 1)
             its = tower(width, **deep)
             return nn.Sequential(its, nn.Linear(its.width, 1))

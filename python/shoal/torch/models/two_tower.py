@@ -11,11 +11,12 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from shoal.base.scalars import whole
 from shoal.models.features import Features
 from shoal.torch.inputs import Inputs
 from shoal.torch.losses import Loss
 from shoal.torch.model import LABEL, Model
-from shoal.torch.models.layers import Deep, Lookup, Maker, Vectors, look_up, tower
+from shoal.torch.models.layers import Deep, Lookup, Maker, Vectors, look_up, positive, tower, width_of
 
 USERS, ITEMS = "user vectors", "item vectors"  # outputs in training, which the loss is of
 _DEPTH = 4
@@ -124,8 +125,8 @@ class TwoTower(Model):
         **deep: Unpack[Deep],
     ) -> None:
         super().__init__(features)
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}: pass a number above 0")
+        out, counters = width_of("out", out), whole("counters", counters, 1)
+        temperature = positive("temperature", temperature)
         self._check(user, item)
         self.out, self.temperature, self.correct = out, temperature, correct
         self.embedding = Lookup(make, "embedding", self.features, dim, per_field=per_field, dropout=embedding_dropout)
