@@ -169,6 +169,19 @@ def test_measures_of_nothing_and_wrong_shapes():
         recall_at(0, np.zeros((1, 2)), np.zeros((4, 2)), [[1]])
     with pytest.raises(ValueError, match=r"users are \(1, 2\), items \(4, 3\) and truth is of 1"):
         recall_at(1, np.zeros((1, 2)), np.zeros((4, 3)), [[1]])
+    for wrong in ([0.5], [True, False], [None]):
+        with pytest.raises(TypeError, match=r"truth has .*: pass rows of items"):
+            ndcg_at(1, np.zeros((1, 2)), np.zeros((4, 2)), [wrong])
+    with pytest.raises(ValueError, match=r"truth has \[1, 1\]: name each item once"):
+        recall_at(1, np.zeros((1, 2)), np.zeros((4, 2)), [[1, 1]])
+    with pytest.raises(TypeError, match="users are Tensor"):
+        recall_at(1, torch.zeros((1, 2), requires_grad=True), np.zeros((4, 2)), [[1]])
+    for measure in (recall_at, ndcg_at):
+        assert measure(10**30, np.zeros((1, 2)), np.zeros((4, 2)), [[1]]) == measure(4, [[0]], [[0]] * 4, [[1]])
+        with pytest.raises(TypeError, match=r"k is 1\.5"):
+            measure(1.5, np.zeros((1, 2)), np.zeros((4, 2)), [[1]])
+    with pytest.raises(TypeError, match=r"model is a NoneType: pass the shoal.torch.ClickModel"):
+        user_vectors(None, [])
     with pytest.raises(ValueError, match="truth has item 4"):
         recall_at(1, np.zeros((1, 2)), np.zeros((4, 2)), [[4]])
     with pytest.raises(ValueError, match="not finite"):

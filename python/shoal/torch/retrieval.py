@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shoal.base.scalars import whole
 from shoal.data import Batch, FeatureNames, Reader
+from shoal.metrics.checked import as_floats
 from shoal.models.features import column_of
 from shoal.torch.click_model import ClickModel
 from shoal.torch.inputs import Inputs
@@ -29,7 +31,7 @@ Integers = npt.NDArray[np.int64]
 _BLOCK = 1 << 24  # products and comparisons at a time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemVectors:
     """Items, each once, in the order in which they came.
 
@@ -106,6 +108,8 @@ def item_vectors(model: ClickModel, data: Iterable[Batch]) -> ItemVectors:
 
 
 def _two_tower(model: ClickModel) -> TwoTower:
+    if not isinstance(model, ClickModel):
+        raise TypeError(f"model is a {type(model).__name__}: pass the shoal.torch.ClickModel that trains the module")
     if not isinstance(model.module, TwoTower):
         raise TypeError(f"{type(model.module).__name__} has no vectors of users and items: pass a model of a TwoTower")
     return model.module
@@ -176,9 +180,9 @@ def ndcg_at(k: int, users: npt.ArrayLike, items: npt.ArrayLike, truth: Sequence[
     >>> round(ndcg_at(3, [[1.0, 0.0], [0.0, 1.0]], items, [[2], [1]]), 4)
     0.8155
     """
-    gains = 1 / np.log2(np.arange(k) + 2)
-    found = _ranks(k, users, items, truth)
-    return _mean([gains[ranks[ranks < k]].sum() / gains[: len(ranks)].sum() for ranks in found if len(ranks)])
+    found = [ranks for ranks in _ranks(k, users, items, truth) if len(ranks)]
+    gains = 1 / np.log2(np.arange(max(map(len, found), default=0)) + 2)
+    return _mean([(1 / np.log2(ranks[ranks < k] + 2)).sum() / gains[: min(k, len(ranks))].sum() for ranks in found])
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -187,9 +191,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def _ranks(k: int, users: npt.ArrayLike, items: npt.ArrayLike, truth: Sequence[npt.ArrayLike]) -> Iterator[Integers]:
     """Return for each user the ranks of the right items, from 0."""
-    left, right = np.asarray(users, np.float32), np.asarray(items, np.float32)
-    if k < 1:
-        raise ValueError(f"k is {k}: pass 1 or more")
+    whole("k", k, 1)
+    left, right = (as_floats(its, name).astype(np.float32) for name, its in (("users", users), ("items", items)))
     if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[1] or len(left) != len(truth):
         raise ValueError(
             f"users are {left.shape}, items {right.shape} and truth is of {len(truth)} users: pass float32[u, d], "
@@ -201,7 +204,12 @@ def _ranks(k: int, users: npt.ArrayLike, items: npt.ArrayLike, truth: Sequence[n
     for begin in range(0, len(left), block):
         scores = left[begin : begin + block] @ right.T
         for mine, its in zip(scores, truth[begin : begin + block], strict=True):
-            wanted = np.asarray(its, np.int64).reshape(-1)
+            given = np.asarray(its).reshape(-1)
+            if len(given) and given.dtype.kind not in "iu":
+                raise TypeError(f"truth has {its!r:.80}: pass rows of items; of a mask, np.flatnonzero(mask)")
+            wanted = given.astype(np.int64)
+            if len(np.unique(wanted)) < len(wanted):
+                raise ValueError(f"truth has {its!r:.80}: name each item once")
             if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(right):
                 raise ValueError(f"truth has item {wanted.max()} or {wanted.min()}, and there are {len(right)}")
             yield np.concatenate(
