@@ -598,3 +598,11 @@ def test_what_does_not_fit_is_refused():
         assert list(Pipeline([], {module: keys_of}, staleness=2)) == []
         with pytest.raises(TypeError, match="not iterable"):
             list(Pipeline(7))
+        for given, says in (
+            ({"modules": [module]}, "modules is a list: pass {embedding: function"),
+            ({"modules": {module: [1]}}, "modules has a list for table 't'"),
+            ({"prepare": "tensors"}, "prepare is a str: pass a function"),
+            ({"store": module.table}, "store is a Table: pass that of the tables"),
+        ):
+            with pytest.raises(TypeError, match=says):
+                Pipeline([], **given)

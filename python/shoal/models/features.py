@@ -104,6 +104,8 @@ class Features:
         self.all = tuple(_feature(one) for one in features)
         self.form = form
         self.group = group
+        if labels is not None and not isinstance(labels, Mapping):
+            raise TypeError(f"labels is {labels!r:.80}: pass a mapping of names, {{'click': 'click'}}")
         self.labels = {name: _task(name, one) for name, one in (labels or {}).items()}
         self._of = {one.name: one for one in self.all}
         names = [one.name for one in self.all]
@@ -486,6 +488,8 @@ def _feature(given: Described) -> Feature:
 def _task(name: str, given: Task | Mapping[str, Any] | str) -> Task:
     if isinstance(given, Task):
         return given
+    if not isinstance(given, str | Mapping):
+        raise TypeError(f"label {name!r} is {given!r:.80}: pass the name of its column, or a Task")
     return Task(column=given) if isinstance(given, str) else read_settings(Task, given, f"label {name!r}")
 
 

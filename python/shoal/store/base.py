@@ -395,7 +395,7 @@ class Store(StoreFiles):
             )
         if optimizer is None:
             optimizer = _ADD if dtype_name(dtype) == "int64" else _FTRL
-        rules = () if expire is None else (expire,) if isinstance(expire, Expiry) else tuple(expire)
+        rules = () if expire is None else tuple(expire) if isinstance(expire, Iterable) else (expire,)
         spec = TableSpec(
             name=name,
             dim=dim,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal.base.scalars import whole
 from shoal.data import Batch
 from shoal.models.arrangement import ArrangedItems, arrange, factors_of, keys_of
 from shoal.models.features import Features
@@ -141,6 +142,8 @@ def inputs(batch: Batch, features: int | Features) -> Inputs:
         another number of items, or a vector another size: the message names example and feature. With a number: an
         example has another number of features.
     """
+    if not isinstance(batch, Batch):
+        raise TypeError(f"batch is a {type(batch).__name__}: pass a shoal.Batch, of which a reader yields many")
     if isinstance(features, Features):
         found = arrange(batch, features)
         return Inputs(
@@ -151,7 +154,7 @@ def inputs(batch: Batch, features: int | Features) -> Inputs:
             _items(found.sequences),
             {name: _tensor(label) for name, label in found.labels.items()},
         )
-    lengths = np.diff(batch.indptr)
+    features, lengths = whole("features", features, 1), np.diff(batch.indptr)
     if len(bad := np.flatnonzero(lengths != features)):
         raise ValueError(
             f"example {bad[0]} has {lengths[bad[0]]} features, and the model {features} fields: read the fields "

@@ -76,6 +76,8 @@ def name_of(spec: LossSpec) -> str:
     ValueError
         There is no such loss or setting, or a setting is out of range.
     """
+    if not isinstance(spec, str | Mapping):
+        raise TypeError(f"loss is {spec!r:.80}: pass a name, such as 'bce', or a mapping of a name and settings")
     settings: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = settings.pop("name", None)
     if not isinstance(name, str):

@@ -156,10 +156,21 @@ class Pipeline:
         rows_ahead: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         staleness, ahead = whole("staleness", staleness), whole("ahead", ahead, 1)
+        if modules is not None and not isinstance(modules, Mapping):
+            raise TypeError(f"modules is a {type(modules).__name__}: pass {{embedding: function of a batch}}")
+        if prepare is not None and not callable(prepare):
+            raise TypeError(f"prepare is a {type(prepare).__name__}: pass a function of a batch")
+        if store is not None and not isinstance(store, Store):
+            raise TypeError(f"store is a {type(store).__name__}: pass that of the tables, or None")
         self._modules: dict[SparseModule, KeysOf] = {}
         for module, keys_of in (modules or {}).items():
             if not isinstance(module, SparseModule):
                 raise TypeError(f"a {type(module).__name__} pulls no rows: name the shoal.torch.Embedding in it")
+            if not callable(keys_of):
+                raise TypeError(
+                    f"modules has a {type(keys_of).__name__} for table {module.table.name!r}: pass a function that "
+                    "returns the keys of a batch"
+                )
             self._modules[module] = keys_of
         self._batches = batches
         self._staleness = staleness

@@ -57,6 +57,8 @@ def keys_of(keys: Tensor | object) -> Keys:
             got = type(keys).__name__
             remedy = "torch.from_numpy(keys)" if got == "ndarray" else "torch.tensor(keys)"
         raise TypeError(f"keys must be an int64 or uint64 tensor, got {got}: pass {remedy}")
+    if keys.layout != torch.strided:
+        raise ValueError(f"keys are of layout {keys.layout}: pass a dense tensor, keys.to_dense()")
     if keys.device.type != "cpu":
         raise ValueError(f"keys are on {keys.device}, rows on the CPU: pass keys.cpu()")
     flat: Keys = keys.contiguous().view(-1).numpy().view(np.uint64)
@@ -442,6 +444,9 @@ def accumulate(*modules: nn.Module) -> Iterator[None]:
     >>> user.table.stats().step, user(torch.tensor([7, 3])).tolist()
     (1, [[-2.0], [-1.0]])
     """
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"gradients of a {type(module).__name__} cannot be accumulated: pass models or embeddings")
     found = list(dict.fromkeys(m for module in modules for m in module.modules() if isinstance(m, SparseModule)))
     started: list[SparseModule] = []
     step = PendingStep()
@@ -478,6 +483,12 @@ def pull_together(requests: Iterable[tuple[Any, ...]]) -> list[Tensor]:
     [(2, 1), (2, 2, 16)]
     """
     calls = list(requests)
+    for call in calls:
+        if not isinstance(call, tuple | list) or not call or not hasattr(call[0], "begin"):
+            raise TypeError(
+                f"a request is {call!r:.80}: pass a list of tuples, each of an embedding and its arguments, such as "
+                "[(embedding, keys)]"
+            )
     if torch.compiler.is_compiling():  # the compiler sees only tensors: each module makes its own request
         return [module(*given) for module, *given in calls]
     started = [module.begin(*given) for module, *given in calls]

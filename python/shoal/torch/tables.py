@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from shoal.base.scalars import make_plain
 from shoal.lifecycle import Admission, Expiry
 from shoal.optim import Adagrad, Init, Normal, Optimizer, Zeros
 from shoal.store.base import Store
@@ -40,6 +41,9 @@ class TableRule:
     admit: Admission | None = None
     expire: tuple[Expiry, ...] | None = None
     frozen: bool = False
+
+    def __post_init__(self) -> None:
+        make_plain(self)
 
 
 def tables(
@@ -97,8 +101,13 @@ def tables(
     >>> {name: (table.dim, type(table.optimizer).__name__) for name, table in store.tables.items()}
     {'linear': (1, 'FTRL'), 'embedding': (8, 'Adagrad')}
     """
+    if not isinstance(store, Store):
+        raise TypeError(f"store is a {type(store).__name__}: pass a store, such as shoal.local()")
     given = dict(rules or {})
-    usual_expiry = (expire,) if isinstance(expire, Expiry) else tuple(expire or ())
+    usual_expiry = () if expire is None else tuple(expire) if isinstance(expire, Iterable) else (expire,)
+    for name, rule in given.items():
+        if not isinstance(rule, TableRule):
+            raise TypeError(f"the rule of table {name!r} is {rule!r:.80}: pass a TableRule")
 
     def make(name: str, dim: int) -> nn.Module:
         rule = given.get(name) or given.get(name.rpartition("-")[0]) or TableRule()
