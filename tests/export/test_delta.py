@@ -496,6 +496,11 @@ def test_an_export_that_is_watched_follows_what_is_published(tmp_path):
             assert export.version == 2
         with pytest.raises(ValueError, match="seconds"):
             shoal.export.open(tmp_path).watch(0)
+        with shoal.export.open(tmp_path) as export:
+            with pytest.raises(TypeError, match=r"batch is a list: pass key_batch\(keys\)"):
+                export.table("t").pull_unique([1])
+            export.watch(10**30)  # at most what a thread can wait for
+            assert "shoal-export-watch" in [thread.name for thread in threading.enumerate()]
 
 
 def test_the_command_exports_checkpoints_and_inspect_tells_what_is_there(tmp_path, capsys):

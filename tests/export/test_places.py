@@ -422,6 +422,9 @@ def test_a_compacted_model_is_still_one_and_a_chain_does_not_replace_itself(tmp_
             assert cli.main(["export", str(tmp_path / "m"), "--output", str(tmp_path / "s" / str(version)), *more]) == 0
     with pytest.raises(ValueError, match="part of the chain"):
         shoal.export.compact(tmp_path / "s", tmp_path / "s" / "1")
+    for threads, error in ((float("nan"), TypeError), (1.5, TypeError), (0, ValueError)):
+        with pytest.raises(error, match=r"threads is (nan|1\.5|0): pass "):
+            shoal.export.compact(tmp_path / "s", tmp_path / "x", threads=threads)
     capsys.readouterr()
     assert cli.main(["compact", str(tmp_path / "s" / "2"), "--output", str(tmp_path / "s" / "3")]) == 0
     assert "of 2 exports" in capsys.readouterr().out

@@ -365,8 +365,11 @@ def test_out_of_descriptors_it_waits_with_one_line_and_goes_on(folder):
 
 @pytest.mark.parametrize("limit", ["body_bytes", "decoded_bytes", "in_flight_bytes", "connections", "request_seconds"])
 def test_a_limit_is_above_zero(limit):
-    for value in (0, -1, float("nan"), float("inf")):
+    for value in (0, -1):
         with pytest.raises(ValueError, match=f"{limit} is .*: pass a number above 0"):
+            Limits(**{limit: value})
+    for value in (float("nan"), float("inf"), "8 MiB"):
+        with pytest.raises((TypeError, ValueError), match=f"{limit} is .*: pass a"):
             Limits(**{limit: value})
 
 

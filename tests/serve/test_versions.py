@@ -15,7 +15,7 @@ import pytest
 import shoal
 from serving import ask, exported, instances, running, sparse_data, trained
 from shoal import cli, models
-from shoal.serve import ServedModel, ServedVersions, Settings
+from shoal.serve import ServedModel, ServedVersions, Settings, make_app, serve
 from shoal.serve.versions import UnknownVersionError, parse_policy
 
 ROWS = instances(sparse_data(np.random.default_rng(5), 8))
@@ -87,6 +87,7 @@ def test_an_export_by_itself_is_its_only_version(made):
     [
         ({"latest": 0}, "latest is 0"),
         ({"versions": ()}, "versions is empty"),
+        ({"versions": "3"}, "versions is '3': pass 'all', or numbers of versions"),
         ({"labels": {"a/b": 1}}, "label 'a/b'"),
         ({"split": {"canary": 1.0}}, "the split names 'canary', which is not a label: the labels are none"),
         ({"labels": {"a": 1}, "split": {"a": 1.5}}, "the share of a is 1.5"),
@@ -96,6 +97,46 @@ def test_an_export_by_itself_is_its_only_version(made):
 def test_settings_that_contradict_themselves_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Settings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"latest": 1.5}, "latest is 1.5: pass the number of versions"),
+        ({"versions": 3}, "versions is 3: pass 'all', or a tuple of numbers"),
+        ({"versions": ("3",)}, "a version is '3': pass a whole number"),
+        ({"labels": ["a"]}, r"labels is \['a'\]: pass a mapping"),
+        ({"labels": {"a": "1"}}, "label 'a' is '1': pass the number of a version"),
+        ({"labels": {"a": 1}, "split": {"a": "1"}}, "the share of a is '1': pass a number"),
+    ],
+)
+def test_settings_of_other_types_are_refused(settings, message):
+    with pytest.raises(TypeError, match=message):
+        Settings(**settings)
+
+
+def test_versions_may_be_a_list():
+    assert Settings(versions=[3, 5]) == Settings(versions=(3, 5))
+
+
+def test_what_is_served_is_named_where_it_is_something_else(ctr):
+    with ServedVersions(ctr) as served:
+        for call, message in (
+            (lambda: ServedVersions(ctr, {"latest": 2}), "settings are a dict: pass shoal.serve.Settings"),
+            (lambda: served.change({"latest": 2}), "settings are a dict: pass shoal.serve.Settings"),
+            (lambda: make_app(str(ctr)), "pass a ServedModel, a ServedVersions, a LiveModel"),
+            (lambda: make_app({}), r"served is \{\}: pass a ServedModel"),
+            (lambda: make_app(served, hosts="example.com"), "hosts is 'example.com': pass a list of names"),
+            (lambda: make_app(served, limits={"connections": 9}), "limits is .*: pass shoal.serve.Limits"),
+            (lambda: serve(served, hosts="example.com"), "hosts is 'example.com': pass a list of names"),
+            (lambda: serve(served, port="8080"), "port is '8080': pass a whole number"),
+            (lambda: served.watch("1"), "the period of watch is '1': pass a number"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                call()
+        for ports in ({"port": 1 << 16}, {"grpc_port": 99999}, {"port": 0, "grpc_port": -1}):
+            with pytest.raises(ValueError, match="port is "):
+                serve(served, **ports)
 
 
 def test_other_words_are_no_policy():

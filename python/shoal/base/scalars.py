@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import threading
 from dataclasses import fields
 from typing import Any
 
@@ -48,6 +49,16 @@ def whole(name: str, value: Any, least: int = 0, what: str | None = None) -> int
     if number < least:
         raise ValueError(f"{name} is {number}: pass {what or f'{least} or more'}")
     return number
+
+
+def period(seconds: Any) -> float:
+    """Return the seconds between two looks of a thread, no more than it can wait for."""
+    number = plain(seconds)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(f"the period of watch is {seconds!r:.80}: pass a number of seconds above 0")
+    if not number > 0:
+        raise ValueError(f"the period of watch is {number}: pass a number of seconds above 0")
+    return float(min(number, threading.TIMEOUT_MAX))
 
 
 def make_plain(description: Any, *, checked: bool = True) -> None:

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from shoal.base.machine import cores
+from shoal.base.scalars import whole
 from shoal.export import manifest as manifests
 from shoal.export.cache import Cache
 from shoal.export.layers import Layers, read_layers
@@ -66,6 +67,7 @@ def compact(
     export of the same weights; int8 weights are rounded once more, with an error of at most half a step. The result has
     the next number, and the model of the chain.
     """
+    threads = cores() if threads is None else whole("threads", threads, 1)
     copies = Cache(cache)
     target = open_dir(output, storage_options)
     with closing(read_layers(newest(open_dir(directory, storage_options)), cache=copies)) as layers:
@@ -81,7 +83,7 @@ def compact(
             overwrite=overwrite,
             model=layers.model,
             extras={name: layers.extra(name) for name in layers.extras},
-            threads=threads or cores(),
+            threads=threads,
             progress=progress,
         )
         return done, len(layers.mapped)

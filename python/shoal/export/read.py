@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.machine import cores
-from shoal.base.scalars import plain
+from shoal.base.scalars import period, plain
 from shoal.errors import ClosedError, CorruptionError, ShoalError
 from shoal.export import manifest as manifests
 from shoal.export.cache import Cache
@@ -150,6 +150,8 @@ class ExportTable:
         -------
         float32[m, dim]
         """
+        if not isinstance(batch, KeyBatch):
+            raise TypeError(f"batch is a {type(batch).__name__}: pass key_batch(keys), or pull(keys)")
         rows = as_out(out, (len(batch), self.dim), self.name)
         self._native.pull(batch.hashes, rows, self._workers, hashed=True)
         return rows
@@ -488,8 +490,7 @@ class Export:
         ValueError
             The export is already watched, or ``seconds`` is not above 0.
         """
-        if not seconds > 0:
-            raise ValueError(f"the period of watch must be a number of seconds above 0, got {seconds!r}")
+        seconds = period(seconds)
         if self._watcher is not None:
             raise ValueError(f"the export {self._storage_dir} is watched already")
         _ = self.now

@@ -29,7 +29,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -187,6 +187,13 @@ class _Predictions(Collector):
         yield unknown
 
 
+def names_of(hosts: Any) -> tuple[str, ...]:
+    """Return the names of hosts."""
+    if isinstance(hosts, str) or not isinstance(hosts, Iterable) or not all(isinstance(one, str) for one in hosts):
+        raise TypeError(f"hosts is {hosts!r:.80}: pass a list of names, such as ['predict.example.com']")
+    return tuple(hosts)
+
+
 class Handler:
     """Answers the requests of a prediction server.
 
@@ -214,12 +221,21 @@ class Handler:
         hosts: Collection[str] = (),
         refuse_unknown_columns: bool = False,
     ) -> None:
+        if not isinstance(limits, Limits):
+            raise TypeError(f"limits is {limits!r:.80}: pass shoal.serve.Limits(), or None")
+        if not isinstance(served, Served) and not (
+            isinstance(served, Mapping) and served and all(isinstance(one, ServedVersions) for one in served.values())
+        ):
+            raise TypeError(
+                f"served is {served!r:.80}: pass a ServedModel, a ServedVersions, a LiveModel, or a mapping of names "
+                "to ServedVersions"
+            )
         self.budget = Budget(limits)
         self.registry = CollectorRegistry()
         self._named: Mapping[str, ServedVersions] = {} if isinstance(served, Served) else served
         self._first: Served = served if isinstance(served, Served) else next(iter(served.values()))
         self.is_live = isinstance(self._first, LiveModel)
-        self._hosts = {name.lower().rstrip(".") for name in (*hosts, socket.gethostname())}
+        self._hosts = {name.lower().rstrip(".") for name in (*names_of(hosts), socket.gethostname())}
         self._refuses = refuse_unknown_columns
         self._counters = _core.PredictionCounters()
         self._register_metrics()

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import structs
 
 from shoal import _core
+from shoal.base.scalars import make_plain
 
 
 class RequestError(ValueError):
@@ -72,6 +73,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     request_seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for name, value in structs.asdict(self).items():
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value!r}: pass a number above 0")

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from shoal.base.scalars import period
 from shoal.errors import ClosedError
 
 _log = logging.getLogger(__name__)
@@ -53,8 +54,7 @@ class Reloadable(ABC):
 
     def watch(self, seconds: float) -> None:
         """Reload every ``seconds``, in a thread that ends with `close`."""
-        if not seconds > 0:
-            raise ValueError(f"the period of watch is {seconds!r} seconds: pass a number above 0")
+        seconds = period(seconds)
 
         def look() -> None:
             while not self._stopped.wait(seconds):

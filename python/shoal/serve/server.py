@@ -26,7 +26,8 @@ from prometheus_client.registry import Collector
 
 from shoal import _core
 from shoal.base.machine import cores
-from shoal.serve.app import PREDICTIONS, Handler, Request, path_of
+from shoal.base.scalars import whole
+from shoal.serve.app import PREDICTIONS, Handler, Request, names_of, path_of
 from shoal.serve.asgi import LIVE_THREADS
 from shoal.serve.limits import Account, Limits
 
@@ -41,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 _RESERVED_DESCRIPTORS = 48  # for files, sockets and pipes other than connections
 _TAKE_SECONDS = 60.0
+_MOST_PORT = (1 << 16) - 1
 _LOOK_SECONDS = 1.0
 _QUIET_SECONDS = 60.0  # between two lines of a kind
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -218,7 +220,12 @@ def serve(
         The extra ``grpc`` is missing.
     """
     limits, ended, hurry = limits or Limits(), until or threading.Event(), threading.Event()
-    handler = Handler(served, limits=limits, hosts=(*hosts, host), refuse_unknown_columns=refuse_unknown_columns)
+    for name, number in (("port", port), ("grpc_port", grpc_port)):
+        if number is not None and whole(name, number) > _MOST_PORT:
+            raise ValueError(f"{name} is {number}: pass 0 to {_MOST_PORT}")
+    handler = Handler(
+        served, limits=limits, hosts=(*names_of(hosts), host), refuse_unknown_columns=refuse_unknown_columns
+    )
     native = _core.HttpServer(
         handler.budget.native,
         host=host,

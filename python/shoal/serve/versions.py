@@ -19,8 +19,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec import structs
 
 from shoal.base.decoders import json_decoder
+from shoal.base.scalars import whole
 from shoal.data import hash_strings
 from shoal.errors import CorruptionError, ShoalError
 from shoal.export import manifest as manifests
@@ -64,18 +66,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     split: dict[str, float] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.latest < 1:
-            raise ValueError(f"latest is {self.latest}: pass the number of versions, 1 or more")
-        if self.versions is not None and len(self.versions) == 0:
+        whole("latest", self.latest, 1, "the number of versions, 1 or more")
+        if isinstance(self.versions, str | None):
+            if self.versions not in ("all", None):
+                raise ValueError(f"versions is {self.versions!r}: pass 'all', or numbers of versions")
+        elif len(numbers := _numbers_of(self.versions)) == 0:
             raise ValueError("versions is empty: pass numbers of versions, or leave it out")
-        for label in self.labels:
-            if not label or "/" in label:
+        else:
+            structs.force_setattr(self, "versions", numbers)
+        for what, given in (("labels", self.labels), ("split", self.split)):
+            if not isinstance(given, Mapping):
+                raise TypeError(f"{what} is {given!r:.80}: pass a mapping of labels")
+        for label, number in self.labels.items():
+            if not isinstance(label, str) or not label or "/" in label:
                 raise ValueError(f"label {label!r}: pass a name without a slash")
+            whole(f"label {label!r}", number, 0, "the number of a version")
         for label, share in self.split.items():
             if label not in self.labels:
                 raise ValueError(
                     f"the split names {label!r}, which is not a label: the labels are {_listed(self.labels)}"
                 )
+            if isinstance(share, bool) or not isinstance(share, int | float):
+                raise TypeError(f"the share of {label} is {share!r:.80}: pass a number above 0, at most 1")
             if not 0 < share <= 1:
                 raise ValueError(f"the share of {label} is {share}: pass a number above 0, at most 1")
         if self.split and abs(sum(self.split.values()) - 1) > 1e-9:
@@ -94,6 +106,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def names(self, number: int) -> bool:
         """Return whether a version must be served: it has a label, or is one of the given versions."""
         return number in self.labels.values() or (isinstance(self.versions, tuple) and number in self.versions)
+
+
+def _numbers_of(versions: Any) -> tuple[int, ...]:
+    if not isinstance(versions, tuple | list):
+        raise TypeError(f"versions is {versions!r:.80}: pass 'all', or a tuple of numbers of versions")
+    return tuple(whole("a version", one) for one in versions)
+
+
+def _checked(settings: Any) -> Settings:
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings are a {type(settings).__name__}: pass shoal.serve.Settings(latest=1)")
+    return settings
 
 
 def parse_policy(text: str) -> dict[str, Any]:
@@ -163,7 +187,7 @@ class ServedVersions(Reloadable):
         self._folder = ExportFolder(self._directory)
         self._how: dict[str, Any] = {"threads": threads, "verify": verify, "cache": cache}
         self._draw = draw
-        self._state, errors = self._loaded(settings or Settings(), {})
+        self._state, errors = self._loaded(Settings() if settings is None else _checked(settings), {})
         self._folder.ignore_damage(errors)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -225,7 +249,7 @@ class ServedVersions(Reloadable):
             A version is missing or damaged. Nothing has changed.
         """
         with self._change():
-            state, errors = self._loaded(settings, self._state.served)
+            state, errors = self._loaded(_checked(settings), self._state.served)
             if errors:
                 state.close(but=self._state)
                 raise errors[0]
