@@ -213,6 +213,8 @@ def test_fits_in_one_block_make_one_run_and_its_error_is_that_of_the_last_fit():
 def test_a_fitted_model_is_written_from_its_history():
     live, later = Notes(log_every=1), Notes()
     with shoal.LogisticRegression(warm_up=False) as model:
+        with pytest.raises(TypeError, match="model is a str: pass the fitted model"):
+            later.log_fitted("model")
         with pytest.raises(ValueError, match="not fitted yet"):
             later.log_fitted(model)
         model.fit(list(batches(count=3)), valid=list(batches(1, 3)), progress=False, callbacks=live)
@@ -504,3 +506,14 @@ def test_a_run_that_would_end_with_a_report_needs_matplotlib_from_the_beginning(
     with pytest.raises(ImportError, match="matplotlib"):
         MLflow(f"sqlite:///{tmp_path}/runs.db")
     MLflow(f"sqlite:///{tmp_path}/runs.db", log_model=False)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../run", None, 3])
+def test_a_run_of_tensorboard_has_the_name_of_a_folder(name, tmp_path):
+    with pytest.raises(ValueError, match="pass the name of a folder"):
+        shoal.tracking.TensorBoard(tmp_path, name)
+
+
+def test_a_database_of_mlflow_is_found_by_a_path_too(mlruns):
+    shoal.tracking.MLflow(mlruns, "by path", log_model=False)
+    assert client_of(mlruns).get_experiment_by_name("by path") is not None

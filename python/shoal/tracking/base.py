@@ -96,6 +96,8 @@ class Tracker(Callback):
         ValueError
             The model has no fit in its history.
         """
+        if not hasattr(model, "history"):
+            raise TypeError(f"model is a {type(model).__name__}: pass the fitted model; shoal.load reads one")
         if not model.history.fits:
             raise ValueError("this model is not fitted yet: call fit")
         progress = FitProgress(model, len(model.history.passes), 0, None)

@@ -16,6 +16,7 @@ Threads: a tracker belongs to the thread that fits.
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import re
 import socket
@@ -95,7 +96,7 @@ class MLflow(Tracker):
 
     def __init__(
         self,
-        uri: str | None = None,
+        uri: str | Path | None = None,
         experiment: str = "shoal",
         name: str | None = None,
         *,
@@ -126,7 +127,7 @@ class MLflow(Tracker):
         self._log_model, self._register = log_model, register
         self._warned = False
         self._uri = uri
-        store, artifacts = (None, None) if uri is None else _store_of(uri)
+        store, artifacts = (None, None) if uri is None else _store_of(os.fspath(uri))
         try:
             self._client: Any = MlflowClient(tracking_uri=store)
             _check_reachable(self._client.tracking_uri)

@@ -10,6 +10,7 @@ Threads: a tracker belongs to the thread that fits; the library writes in a thre
 from __future__ import annotations
 
 import glob
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -62,6 +63,8 @@ class TensorBoard(Tracker):
         resume: bool = False,
     ) -> None:
         super().__init__(log_every, settings)
+        if not isinstance(name, str) or not name or "/" in name or os.sep in name:
+            raise ValueError(f"name is {name!r:.80}: pass the name of a folder in {directory}, without a slash")
         try:
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb
             from tensorboard.plugins.scalar.summary_v2 import scalar_pb
