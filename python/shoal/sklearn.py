@@ -146,6 +146,8 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         ValueError
             There is only one class, or a number is out of its range.
         """
+        if not isinstance(self.epochs, int | np.integer) or self.epochs < 1:
+            raise ValueError(f"epochs is {self.epochs!r}: pass 1 or more")
         X, y, weights = self._checked(X, y, sample_weight, reset=True)
         kind = type_of_target(y, input_name="y", raise_unknown=True)
         if kind not in ("binary", "multiclass"):
@@ -158,8 +160,6 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         if isinstance(model, LogisticRegression):
             model.fit(rows, epochs=self.epochs, progress=False)
         else:  # without the metrics of passes, which take a third of the time of batches as small as these
-            if self.epochs < 1:
-                raise ValueError(f"epochs is {self.epochs}: pass 1 or more")
             for _ in range(self.epochs):
                 for batch in rows:
                     model.partial_fit(batch)

@@ -173,6 +173,10 @@ def test_misuse_is_explained(rng):
     ]:
         with pytest.raises(ValueError, match=said):
             FTRLClassifier(**settings).fit(X, y)
+    for epochs in (None, 1.5, "3"):
+        for labels in (y, np.arange(50) % 3):
+            with pytest.raises(ValueError, match=f"epochs is {epochs!r}: pass 1 or more"):
+                FTRLClassifier(epochs=epochs).fit(X, labels)
     with pytest.raises(ValueError, match="only one class"):
         FTRLClassifier().fit(X, np.ones(50))
     with pytest.raises(ValueError, match="classes must be passed"):
