@@ -111,6 +111,8 @@ class ShoalConfig:
         object.__setattr__(self, "consistency", as_consistency(self.consistency))
         if not 0 < self.timeout < 1e9:
             raise ValueError(f"timeout must be a number of seconds above 0, got {self.timeout!r}")
+        if not isinstance(self.resources_per_server, Mapping):
+            raise TypeError(f'resources_per_server is {self.resources_per_server!r:.80}: pass a mapping, {{"CPU": 1}}')
         wrong = {name: amount for name, amount in self.resources_per_server.items() if not amount >= 0}
         if wrong or not sum(self.resources_per_server.values()):
             raise ValueError(

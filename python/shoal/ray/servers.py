@@ -31,6 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from shoal.base.logs import find_log_format, worker_line
 from shoal.base.plural import counted
+from shoal.base.scalars import whole
 from shoal.cluster.launch.child import Process
 from shoal.cluster.launch.supervisor import Supervisor, slot_memory
 from shoal.cluster.launch.workers import Emit, Workers
@@ -243,9 +244,12 @@ def start(config: ShoalConfig | None = None, *, workers: int = 1) -> RayCluster:
             with cluster.connection.connect() as store:
                 ...
     """
+    config, workers = ShoalConfig() if config is None else config, whole("workers", workers, 1)
+    if not isinstance(config, ShoalConfig):
+        raise TypeError(f"config is a {type(config).__name__}: pass a ShoalConfig")
     if not ray.is_initialized():
         ray.init()
-    return RayCluster(ShoalConfig() if config is None else config, workers)
+    return RayCluster(config, workers)
 
 
 def _requests(resources: Mapping[str, float]) -> dict[str, Any]:
