@@ -25,6 +25,21 @@ def test_without_ray_the_error_names_the_extra():
     assert done.stderr.endswith("ImportError: shoal.ray needs Ray 2.58 or later: pip install 'shoal[ray]'\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"config": {"servers": 2}}, "config is a dict: pass a ShoalConfig"),
+        ({"workers": "2"}, "workers is '2': pass a whole number"),
+    ],
+)
+def test_wrong_arguments_of_a_cluster_do_not_start_ray(arguments, says):
+    with pytest.raises(TypeError, match=says):
+        shoal.ray.start(**arguments)
+    assert not ray.is_initialized()
+    with pytest.raises(TypeError, match="resources_per_server is 2: pass a mapping"):
+        shoal.ray.ShoalConfig(resources_per_server=2)
+
+
 @pytest.mark.slow
 def test_without_ray_the_command_line_names_the_extra():
     code = "import sys; sys.modules['ray'] = None\nimport shoal.cli\n"
