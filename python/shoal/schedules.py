@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from shoal import _core
-from shoal.base.scalars import make_plain
+from shoal.base.scalars import make_plain, whole
 
 __all__ = ["Cosine", "InverseRoot", "Linear", "Schedule", "Steps", "Warmup", "make_schedule"]
 
@@ -52,7 +52,8 @@ class Schedule:
         >>> [Linear(4).at(clock) for clock in (0, 1, 4, 9)]
         [1.0, 0.75, 0.0, 0.0]
         """
-        if not 0 <= clock < _MOST_CLOCKS:
+        clock = whole("clock", clock, 0, "0 to 2**32 - 1")
+        if clock >= _MOST_CLOCKS:
             raise ValueError(f"clock is {clock}: pass 0 to 2**32 - 1")
         return _core.schedule_at(self.params(), clock)
 

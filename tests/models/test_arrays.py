@@ -219,6 +219,8 @@ def test_callbacks_see_every_pass_and_every_batch(planted):
             model.fit(X, y, epochs=5, progress=False, callbacks=stop)
         assert model.examples == 3 * ROWS == sum(done.metrics.examples for done in model.history.passes)
         assert model.score(X, y) > 0.8
+        with pytest.raises(TypeError, match="callbacks is None: pass a list of callbacks, empty for none"):
+            model.fit(X, y, progress=False, callbacks=None)
         with pytest.raises(TypeError, match="a callback is 3: pass a function of one argument"):
             model.fit(X, y, callbacks=[3])
 

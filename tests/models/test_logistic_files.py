@@ -194,6 +194,8 @@ def test_only_the_models_own_table_is_saved(batch, tmp_path):
 def test_loading_never_overwrites_a_table_of_the_store(saved):
     with shoal.local() as store:
         store.table("lr", dim=2)
+        with pytest.raises(TypeError, match="store is a str: pass a store"):
+            shoal.load(saved, store="local")
         with pytest.raises(ValueError, match="the store has a table 'lr' already"):
             LogisticRegression.load(saved, store=store)
         assert store.tables["lr"].dim == 2

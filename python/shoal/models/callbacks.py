@@ -153,6 +153,8 @@ class Callbacks(FitObserver):
     """The callbacks of one fit: a `FitObserver`."""
 
     def __init__(self, model: Any, callbacks: Callback | Callable[..., None] | Iterable[Any]) -> None:
+        if not (isinstance(callbacks, Callback | Iterable) or callable(callbacks)):
+            raise TypeError(f"callbacks is {callbacks!r:.80}: pass a list of callbacks, empty for none")
         listed = [callbacks] if isinstance(callbacks, Callback) or callable(callbacks) else list(callbacks)
         for one in listed:
             if not (isinstance(one, Callback) or (callable(one) and not isinstance(one, type))):

@@ -349,6 +349,8 @@ def read_tower(where: StoragePath, described: ModelFile) -> bytes:
 
 def load(where: StoragePath, store: Store) -> ModelFile:
     """Read a model's weights into ``store``, which has no table of its names yet, and return its description."""
+    if not isinstance(store, Store):
+        raise TypeError(f"store is a {type(store).__name__}: pass a store, such as shoal.local(), or None")
     place = open_dir(where)
     described = read(place)
     names = (described.table, *described.more_tables)
