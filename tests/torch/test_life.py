@@ -243,9 +243,12 @@ def test_what_a_model_cannot_begin_with_is_told(days, tmp_path):
         with shoal.local(threads=1) as store:
             model = build(parse(raw), store)
             before = state(model)
-            with pytest.raises(ValueError, match=says):
-                model.init_from(tmp_path / "m")
-            assert state(model) == before
+            for take in (model.init_from, model.restore):
+                with pytest.raises(ValueError, match=says):
+                    take(tmp_path / "m")
+                assert state(model) == before
+    with shoal.local(threads=1) as store, pytest.raises(ValueError, match="is a logistic regression: load it with"):
+        made(days, store).restore(tmp_path / "lr")
     with shoal.local(threads=1) as store, pytest.raises(ValueError, match="a click model begins with another click"):
         made(days, store).init_from(tmp_path / "lr")
 

@@ -193,14 +193,18 @@ class SavedClickModel(ClickPredictor):
         CorruptionError
             A file is missing, cut short or changed.
         ValueError
-            A table there has another description than this module's, or ``resume`` finds a fit of other settings.
+            It is no click model, or of another architecture, or a table there has another description than this
+            module's, or ``resume`` finds a fit of other settings. Nothing has changed.
         """
         where = open_dir(directory, storage_options)
         described = files.read(where)
+        if described.model != files.CLICK:
+            raise ValueError(f"{where} is a {described.model}: load it with shoal.load")
         tower = read_tower(files.read_tower(where, described), where.address(described.tower or ""))
         if resume:
             self._check_described(described.click or {})
             self._check_settings(tower.get("settings", {}))
+        _check_parameters(self.module.state_dict(), tower["module"], where)
         self._store.load(where.child(described.checkpoint))
         self._take_tower(tower, whole=resume)
         if not resume:
@@ -310,8 +314,7 @@ def _check_parameters(own: Mapping[str, Any], parameters: Mapping[str, Any], whe
         if first != second:
             here, there = ("none" if one is None else list(one) for one in (first, second))
             raise ValueError(
-                f"parameter {name!r} has the shape {here}, in {where} {there}: a model begins with one of the same "
-                "architecture"
+                f"parameter {name!r} has the shape {here}, in {where} {there}: take a model of the same architecture"
             )
 
 
