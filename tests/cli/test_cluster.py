@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -168,3 +170,21 @@ def test_a_program_that_fails_is_started_again_as_often_as_asked_unless_its_inpu
 def test_sizes_are_read_as_people_write_them(monkeypatch, text, bytes_):
     made = config_of(monkeypatch, "server", "--scheduler", "tcp://127.0.0.1:1", "--memory", text)
     assert (memory_bytes(made.memory), made.slot_memory) == (bytes_, None)
+
+
+@pytest.mark.slow
+def test_several_workers_whose_data_fails_say_what_is_lost_and_what_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad").write_text("".join(f"{i % 2} {i % 50}:1\n" for i in range(4000)) + "1 x:y\n")
+    shoal, data = [sys.executable, "-m", "shoal"], ["--data", "bad", "--format", "libsvm", "--batch-size", "64"]
+    launch = [*shoal, "launch", "--workers", "2", "--", *shoal, "train", "lr", "--cluster", "--quiet", *data]
+    for more, text in (
+        (["--output", "m"], r"fails after 1,\d+ examples, which are lost; --checkpoint-every keeps some of them"),
+        (["--output", "k", "--checkpoint-every", "10"], r"fails after 1,\d+ examples; --resume continues from the"),
+    ):
+        done = subprocess.run([*launch, *more], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2
+        assert re.search(text, done.stderr)
+        assert "bad, line 4001" in done.stderr
+    assert not Path("m").exists()
+    assert Path("k").exists()

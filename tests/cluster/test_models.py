@@ -306,6 +306,24 @@ def test_workers_that_read_the_same_examples_are_refused(which, tmp_path, batche
 
 
 @pytest.mark.slow
+def test_workers_with_splits_of_different_files_are_refused(tmp_path):
+    paths = [tmp_path / f"{rank}.libsvm" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        path.write_text(f"{rank} 7:1\n" * (10 + rank))
+
+    def work(store):
+        reader = shoal.read_libsvm(paths[store.rank], batch_size=8).split(store.rank, 2)
+        with shoal.LogisticRegression(store=store) as model:
+            with pytest.raises(ValueError, match="worker 0 reads 1 file of 60 bytes and worker 1 1 file of 66 bytes"):
+                model.fit(reader, progress=False)
+            model.fit(shoal.read_libsvm(paths, batch_size=8).split(store.rank, 2), progress=False)
+            return model.examples
+
+    with cluster(2, 1) as made:
+        assert together(made.address, 2, work) == [21] * 2
+
+
+@pytest.mark.slow
 def test_after_different_settings_a_fit_with_the_same_ones_begins(batches):
     def work(store):
         with shoal.LogisticRegression(store=store) as model:

@@ -489,10 +489,13 @@ def keeping_what_was_learned(
         raise
     except (ValueError, ShoalError, OSError):
         for model, where in learned():
-            if model.examples == 0 or model.store.num_workers > 1:
+            if model.examples == 0:
                 continue
             examples = counted(model.examples, "example")
             if isinstance(model, SavedModel) and not files.is_model(open_dir(where)):
+                if model.store.num_workers > 1:
+                    warn(f"the fit fails after {examples}, which are lost; --checkpoint-every keeps some of them")
+                    continue
                 model.save(where, names=names)
                 warn(f"the fit fails after {examples}; the model as trained so far is in {where}")
             elif files.read(where).fit_state is not None:

@@ -22,6 +22,7 @@ from shoal.data.readers import READERS
 from shoal.data.rebatch import Cursor
 from shoal.data.settings import OnError, Settings
 from shoal.data.source import WAIT_SECONDS
+from shoal.errors import ShoalError
 
 MAX_DELAY = 0.5  # seconds
 
@@ -140,6 +141,17 @@ def no_examples(reader: Reader) -> Batch:
 def is_live(data: object) -> bool:
     """Whether data is a stream."""
     return isinstance(data, Reader) and not data.repeatable
+
+
+def file_sizes(data: object) -> tuple[int, ...]:
+    """Return the bytes of each file of a reader; nothing of a stream, or where they are not known."""
+    if not isinstance(data, Reader) or is_live(data):
+        return ()
+    try:
+        sizes = [file.size() for file in data._files]
+    except (OSError, ShoalError):  # which reading will raise
+        return ()
+    return () if None in sizes else tuple(size for size in sizes if size is not None)
 
 
 def is_divided(data: object) -> bool:

@@ -41,7 +41,7 @@ from shoal.base.fit_rows import HEADER, Header
 from shoal.base.plural import counted
 from shoal.data import Reader
 from shoal.data.live import Part
-from shoal.data.stream import is_live, parts_of
+from shoal.data.stream import file_sizes, is_live, parts_of
 from shoal.errors import DeadlineExceededError, ShoalError, WorkerLostError
 from shoal.models.history import Standing
 from shoal.models.learner import FitState, Learner
@@ -66,6 +66,7 @@ class _Hello(msgspec.Struct, frozen=True):
     has_valid: bool
     has_model: bool
     data: str  # what identifies the data of a reader that is not the worker's split; empty: unknown
+    sizes: tuple[int, ...]  # of the files of which the reader has the worker's split; empty: unknown
     failed: str | None
 
 
@@ -186,9 +187,11 @@ class Progress:
         encoded = msgspec.json.encode(
             settings, enc_hook=lambda one: one.item() if isinstance(one, np.generic) else str(one)
         )
-        data = "" if split == (store.rank, store.num_workers) else identity(given.reader)
+        is_split = split == (store.rank, store.num_workers)
+        data = "" if is_split else identity(given.reader)
+        sizes = file_sizes(given.reader) if is_split else ()
         why = None if failed is None else str(failed)
-        hello = _Hello(encoded, split, is_reader, self.any_valid, has_model, data, why)
+        hello = _Hello(encoded, split, is_reader, self.any_valid, has_model, data, sizes, why)
         self._rows.put_note(_HELLO, store.rank, msgspec.msgpack.encode(hello), tag=self._tag)
         team.meet(patiently=False)
         said = {rank: its for rank in team.present if (its := self._heard(rank)) is not None}
@@ -462,6 +465,10 @@ def _share_of(part: Part) -> Share:
     return Share(rank=part.rank, workers=part.num_splits, file=begin.file, offset=begin.offset, end=part.end)
 
 
+def _files(its: _Hello) -> str:
+    return f"{counted(len(its.sizes), 'file')} of {sum(its.sizes):,} bytes"
+
+
 def _difference(said: Mapping[int, _Hello]) -> Exception | None:
     """Return the error of workers that begin a fit with different settings, or of one that cannot; None: all can."""
     first, *others = said.items()
@@ -481,6 +488,11 @@ def _difference(said: Mapping[int, _Hello]) -> Exception | None:
             return ShoalError(
                 f"worker {first[0]} and worker {rank} do not see the same checkpoint: the directory must be on storage "
                 "that all workers share"
+            )
+        if its.sizes and first[1].sizes and its.sizes != first[1].sizes:
+            return ValueError(
+                f"worker {first[0]} reads {_files(first[1])} and worker {rank} {_files(its)}: each learns from its "
+                "split of them, so pass all workers of a fit the same files"
             )
     readers: dict[str, int] = {}
     for rank, its in said.items():
