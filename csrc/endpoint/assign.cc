@@ -73,8 +73,10 @@ void Endpoint::assign(const Assignment& assignment) {
       leaves.push_back(range);
     }
   }
-  const auto promoted = std::ranges::partition(
-      moving_.arcs, [&](const auto& arc) { return !contains(assignment.primary, arc->range()); });
+  const auto first = std::partition(moving_.arcs.begin(), moving_.arcs.end(), [&](const auto& arc) {
+    return !contains(assignment.primary, arc->range());
+  });
+  const std::span promoted(first, moving_.arcs.end());
   std::uint64_t stamp = std::uint64_t{assignment.epoch} << ReplicationLog::kEpochShift;
   for (const auto& arc : promoted) {
     arc->apply(EndSavesOp{});  // a save fails with its server
