@@ -319,7 +319,7 @@ fuzz_seeds_of = tests/fuzz/$*/corpus
 $(FUZZED:%=$(FUZZ)/fuzz_%): $(FUZZ)/fuzz_%: $(NATIVE) $(wildcard tests/fuzz/*/*.cc tests/cpp/*_input.h)
 	$(say) 'building the fuzzer of the $* ($@)'
 	@mkdir -p $(FUZZ_NATIVE)
-	@printf '%s\n' $(filter-out %/data_loop.cc %/stream_sockets.cc %/dealer.cc %/socket.cc %/zmq.cc,$(wildcard $(patsubst %,csrc/%/*.cc,base optim batch table policy shard wire transport replica endpoint))) \
+	@printf '%s\n' $(filter-out %/data_loop.cc %/stream_sockets.cc %/dealer.cc %/socket.cc %/zmq.cc,$(wildcard $(patsubst %,csrc/%/*.cc,base optim batch table policy shard tier wire transport replica endpoint))) \
 	    tests/fuzz/$*/fuzz_$*.cc | xargs -P $(JOBS) -I{} sh -c '$(FUZZ_CXX) -std=c++20 -g -O1 -ffp-contract=off -DSHOAL_CHECKED -DSHOAL_SANITIZED \
 	    -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/cpp -c {} -o $(FUZZ_NATIVE)/$$(basename {} .cc).o'
 	@$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $$(ls $(FUZZ_NATIVE)/*.o | grep -v -e /fuzz_) $(FUZZ_NATIVE)/fuzz_$*.o -pthread -o $@

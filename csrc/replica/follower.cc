@@ -33,6 +33,9 @@ using wire::Status;
 
 namespace {
 
+// Of a piece that arrives in chunks, before they do: its length may be damaged.
+constexpr std::uint64_t kReservedBytes = 64 * MiB;
+
 // OK and WRONG_EPOCH differ in which slots are elsewhere, and that is not the same for both.
 Status comparable(Status status) noexcept { return status == Status::kWrongEpoch ? Status::kOk : status; }
 
@@ -369,7 +372,7 @@ void Follower::add_chunk(std::span<const std::byte> chunk) {
     copy.restorer.add(piece);
     copy.piece.clear();
   } else if (copy.piece.empty()) {
-    copy.piece.reserve(whole);
+    copy.piece.reserve(std::min<std::uint64_t>(whole, kReservedBytes));
     copy.piece.assign(chunk.begin(), chunk.end());
   }
 }
