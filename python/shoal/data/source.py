@@ -242,9 +242,10 @@ class _Prefixed:
         self._poll: select.poll | None = None
 
     def front(self) -> bytes:
-        """Return the first bytes, `HEAD_BYTES` or more unless the stream is shorter; they are read again."""
+        """Return the first bytes, as many as tell the format; they are read again."""
         front = b""
-        while len(front) < HEAD_BYTES and (data := self.read(BLOCK_BYTES)):
+        # A newline is in none of the magic numbers, and a line may be all that arrives for long.
+        while len(front) < HEAD_BYTES and b"\n" not in front and (data := self.read(BLOCK_BYTES)):
             front += data
         self._front, self._consumed = front, 0
         raw = getattr(self._file, "raw", self._file)
