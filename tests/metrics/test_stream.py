@@ -185,6 +185,13 @@ def test_margins_without_a_softmax_are_refused_by_their_place(margins):
     assert seen.examples == 0
 
 
+def test_a_loss_that_is_known_already_and_no_number_is_refused():
+    seen = MulticlassAccumulator(CLASSES)
+    with pytest.raises(ValueError, match="not numbers"):
+        seen.update([0], [[math.nan, 0.0, 0.0]], sums=(math.nan,))
+    assert seen.examples == 0
+
+
 @pytest.mark.parametrize("wrong", [None, "3", 2.5, True, math.nan])
 @pytest.mark.parametrize("make", [Accumulator, MulticlassAccumulator])
 def test_a_number_of_bits_or_classes_is_whole(make, wrong):

@@ -23,7 +23,7 @@ _PACKED_BYTES = 1 << 18
 def kind_of(head: bytes) -> str | None:
     """Name the compression of a file by its first `HEAD_BYTES` bytes; None: plain."""
     kind = next((kind for magic, kind in (_MAGIC | _NOT_READ).items() if head.startswith(magic)), None)
-    if kind == "bzip2" and not (head[3:4] in b"123456789" and any(b.startswith(head[4:]) for b in _BLOCKS_OF_BZIP2)):
+    if kind == "bzip2" and not (head[3:4].isdigit() and any(b.startswith(head[4:]) for b in _BLOCKS_OF_BZIP2)):
         return None  # a name in a table
     return kind
 

@@ -168,6 +168,8 @@ class MulticlassAccumulator(StreamMetrics):
             raise ValueError(f"margins {a.shape}: pass float64[{len(y)}, {self.classes}]")
         w = None if weights is None else checked_weights(weights, len(y))
         (loss,) = sums if sums is not None else (weighted_sum(_checked_losses(a, y), w),)
+        if math.isnan(loss):
+            raise ValueError("the margins of the batch are not numbers (NaN): NaN has no order")
         right = _is_right(a, y)
         self.examples += len(y)
         self._loss.add(loss)
