@@ -26,12 +26,14 @@ def add_table(endpoint, number, dim):
 
 
 class Client:
-    """A worker's side of one connection, one request at a time."""
+    """A worker's side of one connection, one request at a time; ``watched``: events that its monitor tells of."""
 
-    def __init__(self, context, address, keys=None):
+    def __init__(self, context, address, keys=None, watched=0):
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.ipv6 = True
+        # From before it connects: a handshake that fails is not tried again.
+        self.monitor = self.socket.get_monitor_socket(watched) if watched else None
         if keys is not None:
             keys.client_of("server")(self.socket)
         self.socket.connect(address)
@@ -41,6 +43,9 @@ class Client:
         return self
 
     def __exit__(self, *_):
+        if self.monitor is not None:
+            self.socket.disable_monitor()
+            self.monitor.close(0)
         self.socket.close(0)
 
     def send(self, op, payload=(), **fields):

@@ -450,19 +450,16 @@ def test_with_keys_only_those_listed_are_served(endpoint, context, tmp_path):
     for name in ("server.key", "scheduler.key"):  # the stranger knows whom to speak to
         (tmp_path / "others" / name).write_bytes((tmp_path / "keys" / name).read_bytes())
     hashes = hashes_of(40_000)
+    failed = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    failed |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     with Guard(context, keys) as guard, zmq.Context() as clients:
         loop = start_loop(endpoint, context, "tcp://127.0.0.1:0", keys=keys)
         try:
             for who in (None, stranger):
-                with Client(clients, loop.address, keys=who) as client:
-                    failed = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-                    failed |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-                    monitor = client.socket.get_monitor_socket(failed)
+                with Client(clients, loop.address, keys=who, watched=failed) as client:
                     client.send(Op.PULL, [hashes], dtype=1, dim=1, count=len(hashes))
-                    assert monitor.poll(WAIT_MS)
+                    assert client.monitor.poll(WAIT_MS)
                     assert not client.socket.poll(0)
-                    client.socket.disable_monitor()
-                    monitor.close(0)
             assert loop.metrics()["requests"] == 0
             with Client(clients, loop.address, keys=worker) as client:
                 client.push(hashes, np.ones((len(hashes), 1), np.float32))
