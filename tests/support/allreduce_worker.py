@@ -3,8 +3,8 @@
     python allreduce_worker.py ADDRESS RANK WORKERS CONFIG OUT [POINT]
 
 A point is a name of `POINTS`, which say before or after which call, and at which one of them, the process gets SIGKILL.
-With "-stop" it gets SIGSTOP, with "-error" it raises an error. Resumes the fit whose checkpoint is in OUT, if there is
-one, and writes what it has learned, as JSON, to standard output.
+With "-stop" it gets SIGSTOP, with "-error" it raises an error, with "-late" it waits for a second. Resumes the fit
+whose checkpoint is in OUT, if there is one, and writes what it has learned, as JSON, to standard output.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import shoal
 from shoal.cluster.worker.cluster_store import ClusterStore
 from shoal.models import Checkpointing, EarlyStopping, files
+from shoal.models.progress import Progress
 from shoal.models.training import Training
 from shoal.torch.click_model import ClickModel
 from shoal.torch.config import build, parse
@@ -44,6 +45,7 @@ POINTS: dict[str, tuple[Any, str, int, str]] = {
     "validation": (ClickModel, "_margins", 2, "after"),
     "checkpoint": (files, "save", 2, "before"),
     "after a checkpoint": (files, "save", 2, "after"),
+    "restored": (Progress, "begin", 1, "before"),
 }
 
 
@@ -56,6 +58,9 @@ def end_at(point: str) -> None:
     def end() -> None:
         if how == "error":
             raise ValueError(name)
+        if how == "late":
+            time.sleep(1.0)
+            return
         os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
 
     def counted(*arguments: Any, **more: Any) -> Any:

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shoal.torch.gloo_group import GlooGroup
+from shoal.errors import ShoalError
+from shoal.torch.gloo_group import GlooGroup, wait_for_all
 
 
 class _Late:
@@ -43,3 +44,16 @@ def test_a_sum_that_ends_when_its_wait_does_has_not_failed():
 def test_a_sum_that_failed_then_says_why():
     with pytest.raises(RuntimeError, match="Connection closed"):
         group(RuntimeError("Connection closed by peer")).all_reduce(torch.arange(3.0), lambda: None)
+
+
+def test_a_worker_that_does_not_come_is_named_and_waited_for_no_longer_than_its_check_allows():
+    meeting, two = dist.HashStore(), SimpleNamespace(rank=0, num_workers=2)
+    with pytest.raises(RuntimeError, match="worker 1 did not come within"):
+        wait_for_all(two, meeting, 0.05, lambda: None)  # type: ignore[arg-type]
+
+    def lost() -> None:
+        raise ShoalError("it was declared dead")
+
+    with pytest.raises(ShoalError, match="declared dead"):
+        wait_for_all(two, meeting, 60.0, lost)  # type: ignore[arg-type]
+    wait_for_all(SimpleNamespace(rank=1, num_workers=2), meeting, 60.0, lost)  # type: ignore[arg-type]

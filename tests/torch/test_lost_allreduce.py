@@ -83,12 +83,14 @@ class Workers:
         ]
 
     def results(self) -> list[Any]:
-        found = []
-        for process in self.running:
-            output, error = process.communicate(timeout=TIMEOUT)
-            assert process.returncode == 0, error
-            found.append(json.loads(output))
-        return found
+        ended = [process.communicate(timeout=TIMEOUT) for process in self.running]
+        assert not any(process.returncode for process in self.running), [error for _, error in ended]
+        return [json.loads(output) for output, _ in ended]
+
+    def has_lost(self, rank: int) -> None:
+        """Wait until a worker has ended, and tell the scheduler."""
+        self.running[rank].wait(TIMEOUT)
+        declare_dead(self.scheduler, "worker", rank)
 
     def error(self, rank: int) -> str:
         """Return the last line of a worker that ends by an error."""
@@ -132,10 +134,21 @@ def test_a_fit_resumed_after_a_death_has_the_bits_of_the_undisturbed_one(
     """Rows, dense part with dropout, its optimizer, validation; each example counts once."""
     rank, point = death
     with started(config, tmp_path / "out", 2, {rank: point}) as running:
-        running.running[rank].wait(TIMEOUT)
-        declare_dead(running.scheduler, "worker", rank)
+        running.has_lost(rank)
         assert re.search(r"(WorkerLost|Shoal)Error: .*(--resume|dense=.servers)", running.error(1 - rank))
     with started(config, tmp_path / "out", 2, {}) as running:
+        assert running.results() == undisturbed
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_worker_that_is_late_after_a_restore_resumes_as_the_others(
+    late: int, config: Path, tmp_path: Path, undisturbed: list[Any]
+) -> None:
+    """It may find on the servers what the leader has written since."""
+    with started(config, tmp_path / "out", 2, {1: "ticked"}) as running:
+        running.has_lost(1)
+        running.error(0)
+    with started(config, tmp_path / "out", 2, {late: "restored-late"}) as running:
         assert running.results() == undisturbed
 
 

@@ -100,8 +100,8 @@ class Progress:
         self.meeting = b""
         # Whether any worker has validation data.
         self.any_valid = False
-        # Number of the division that this worker has met the others for.
-        self._division = 0
+        # Number of the division that this worker has met the others for, and of the one whose records it has.
+        self._division = self._recorded = 0
         self._models = models
         self._team = team
         self._rows: ProgressRows = team.rows
@@ -367,14 +367,17 @@ class Progress:
             standing.give(model.record)
         self._splits, self._is_shared = records.splits, records.is_shared
         self.any_valid, self.meeting = records.any_valid, records.meeting
+        self._recorded = self.header.division
         return records
 
     def _read(self, *, is_mine: bool = False) -> None:
         """Read the newest division, and what this worker has of it; ``is_mine``: it has written it."""
         if not self.writes:
             return
-        before, self.header = self.header, self._pull_header()
-        if self.header.division > before.division and not is_mine:
+        self.header = self._pull_header()
+        if is_mine:
+            self._recorded = self.header.division
+        elif self.header.division > self._recorded:
             self._take_records()
         self.work.read(self.header)
 

@@ -39,7 +39,7 @@ from shoal.schedules import Schedule
 from shoal.store.base import Store
 from shoal.table.table import Table
 from shoal.torch.dense import DenseParameters
-from shoal.torch.gloo_group import GlooGroup, enter_meeting, open_meeting
+from shoal.torch.gloo_group import GlooGroup, enter_meeting, open_meeting, wait_for_all
 from shoal.torch.recipe import DenseSteps, Recipe
 
 DenseSharing = Literal["allreduce", "servers"]
@@ -190,6 +190,7 @@ class AllReduced(Alone):
         with self._connecting():
             if opened is None:
                 opened = enter_meeting(self._store, meeting.decode(), _JOIN_SECONDS, self._check_lost)
+            wait_for_all(self._store, opened, _JOIN_SECONDS, self._check_lost)
             self._group = GlooGroup(self._store, opened, _JOIN_SECONDS, _STEP_SECONDS)
         self._broadcast()
 
@@ -294,7 +295,7 @@ class AllReduced(Alone):
         gone = self._store.member.gone_in_order  # the others have ended by the loss of the first
         lost = f"worker {gone[0]}" if gone else "a worker"
         return WorkerLostError(
-            f"{lost} of {self._store.num_workers} has ended during a step of the dense part, which all make together "
+            f"{lost} of {self._store.num_workers} has ended in a fit whose steps of the dense part all make together "
             f'({why}): {START_AGAIN}; shoal launch --restarts does so by itself, and with dense="servers" it outlives '
             "its workers"
         )

@@ -1,6 +1,6 @@
 """GlooGroup: the workers of a fit, connected to each other by gloo: sums over all of them.
 
-    worker 0    open_meeting --place--> the others: enter_meeting       then all connect to all
+    worker 0    open_meeting --place--> the others: enter_meeting       all: wait_for_all, then connect to all
 
 It is not torch's default group, which belongs to the user's program. When a worker ends, its connections end, and the
 sum fails at the others at once. A worker that does not come is waited for, since it may be slow: twice a second `check`
@@ -25,6 +25,7 @@ from shoal.store.base import Store
 
 _CHECK_SECONDS = 0.5  # between two calls of `check`
 _ATTEMPT_SECONDS = 2.0  # of one attempt to enter, in which nothing else is seen
+_POLL_SECONDS = 0.01  # between two looks at who has come
 
 _torch: Any = dist  # whose stubs lack some names
 
@@ -54,6 +55,23 @@ def enter_meeting(store: Store, place: str, seconds: float, check: Callable[[], 
         else:
             meeting.set_timeout(datetime.timedelta(seconds=seconds))
             return meeting
+
+
+def wait_for_all(store: Store, meeting: Any, seconds: float, check: Callable[[], None]) -> None:
+    """Wait until all workers have entered; ``check`` raises an error to give that up, which gloo could not.
+
+    RuntimeError: one does not come in time, or the place has ended.
+    """
+    meeting.set(f"worker {store.rank}", "is here")
+    deadline, come = time.monotonic() + seconds, 0
+    while come < store.num_workers:
+        if meeting.check([f"worker {come}"]):
+            come += 1
+            continue
+        check()
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"worker {come} did not come within {seconds:g} s")
+        time.sleep(_POLL_SECONDS)
 
 
 class GlooGroup:
