@@ -7,12 +7,15 @@ import json
 import logging
 import shutil
 import socket
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import shoal
+from dropped import no_collector
 from serving import ask, exported, instances, running, sparse_data, trained
 from shoal import cli, models
 from shoal.serve import ServedModel, ServedVersions, Settings, make_app, serve
@@ -50,6 +53,29 @@ def ctr(made, tmp_path):
 
 def versions_of(served):
     return [model.version for model in served.models]
+
+
+def mapped_files(folder):
+    """The files in a folder that this process has mapped."""
+    return {
+        line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if f"{folder}/" in line
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("whole", [ServedVersions, ServedModel])
+def test_files_of_a_version_that_nobody_reads_are_closed_at_once(ctr, whole):
+    """They take room on the disk, although they are deleted, and no cycle is looked for while a server waits."""
+    third = (ctr / "3").rename(ctr.parent / "3")
+    with no_collector(), whole(ctr) as served:
+        second = mapped_files(ctr)
+        third.rename(ctr / "3")
+        assert served.reload()
+        assert second
+        assert mapped_files(ctr)
+        assert not second & mapped_files(ctr)
+    del served
+    assert not mapped_files(ctr)
 
 
 # ---- policies --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="click models are torch modules")
 
 import shoal  # noqa: E402
+from dropped import kept  # noqa: E402
 from shoal.cli import main  # noqa: E402
 from shoal.errors import ShoalError  # noqa: E402
 from shoal.models import Checkpointing, PublishDelta  # noqa: E402
@@ -276,3 +277,16 @@ def test_frozen_rows_stay_while_the_rest_learns(days, tmp_path):
         assert after[0]["embedding"] == before[0]["embedding"]
         assert after[0]["linear"] != before[0]["linear"]
         assert after[1] != before[1]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_nothing_keeps_a_model_that_is_dropped_after_its_fit(days, staleness):
+    def fitted():
+        settings = config(days)
+        settings["train"]["staleness"] = staleness
+        model = build(parse(settings), shoal.local())
+        model.fit(reader(days), valid=reader(days, 1), epochs=2, progress=False)
+        model.evaluate(reader(days))
+        return model, model.store, model.module, *model.tables, *(table.shard for table in model.tables)
+
+    assert kept(fitted) == []

@@ -120,6 +120,8 @@ class _Steps(Generic[T, W, R]):
 def _attempt(function: Callable[..., W], *arguments: object) -> tuple[W | None, BaseException | None]:
     try:
         return function(*arguments), None
+    except StopIteration as end:
+        return None, end.with_traceback(None)  # whose frames would keep the items, in a cycle
     except BaseException as error:  # of any kind: the consumer raises it
         return None, error
 

@@ -90,11 +90,9 @@ class PassReader:
         for share in () if self.is_live else self._shares:
             self._sources.append(self._open(share))
         self._ahead: deque[_Place] = deque()
-        self._parts_done: list[Callable[[], float]] = [
-            source.progress for source in self._sources if hasattr(source, "progress")
-        ]
-        if self._parts_done:
-            self.progress: Callable[[], float] = self._progress
+        parts: list[Callable[[], float]] = [source.progress for source in self._sources if hasattr(source, "progress")]
+        if parts:
+            self.progress: Callable[[], float] = lambda: sum(done() for done in parts) / len(parts)
 
     def _open(self, share: Share) -> Iterable[Batch]:
         is_own = (share.rank, share.workers) == self._own
@@ -172,9 +170,6 @@ class PassReader:
                 f"the fit had learned from {share.examples:,} examples of this pass in {share.next:,} batches, and "
                 f"these have {found:,} now: the data has changed, or was appended to after an incomplete batch"
             )
-
-    def _progress(self) -> float:
-        return sum(done() for done in self._parts_done) / len(self._parts_done)
 
     # ---- the position ------------------------------------------------------------------------------------------------
 

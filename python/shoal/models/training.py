@@ -33,6 +33,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from functools import partial
 from itertools import islice
 
 from shoal.base.interrupts import Terminated, at_boundaries
@@ -117,7 +118,8 @@ class Training:
 
     def _passes(self, resumed: FitState | None) -> None:
         plan, run = self._plan, self._run
-        self._trainers = [ModelTrainer(model, plan, self._stack, self._best_folder) for model in self._models]
+        best_folder = partial(_best_folder, self._observers)
+        self._trainers = [ModelTrainer(model, plan, self._stack, best_folder) for model in self._models]
         for observer in self._observers:
             observer.ready(self._fit_state)
         self._meet_after_checkpoint()
@@ -212,10 +214,6 @@ class Training:
 
     def _stores_with_rules(self) -> list[Store]:
         return [store for store in self._stores if any(table.spec.has_rules for table in store.tables.values())]
-
-    def _best_folder(self, number: int) -> StorageDir | None:
-        found = [folder for observer in self._observers if (folder := observer.best_folder(number)) is not None]
-        return found[0] if found else None
 
     # ---- the batches of a pass ---------------------------------------------------------------------------------------
 
@@ -469,6 +467,11 @@ class Training:
         """Raise WorkersMoveError if this worker is to leave the job, which another one continues."""
         if self._models[0].agree_on_move(self._leaves() or self._team.workers_change):
             raise WorkersMoveError
+
+
+def _best_folder(observers: Sequence[FitObserver], number: int) -> StorageDir | None:
+    found = [folder for observer in observers if (folder := observer.best_folder(number)) is not None]
+    return found[0] if found else None
 
 
 def check_fit(models: Sequence[Learner], given: FitInput, *, has_best_folder: bool) -> None:

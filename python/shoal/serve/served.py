@@ -87,6 +87,18 @@ def _predictor(description: Mapping[str, Any], version: ExportVersion, threads: 
     return models.exported(description, store)
 
 
+class _Maker:
+    """Makes the model of each version that is about to become current, and keeps the last one that can be used."""
+
+    made: Model
+
+    def __init__(self, threads: int | None) -> None:
+        self._threads = threads
+
+    def __call__(self, version: ExportVersion) -> None:
+        self.made = make_model(version, self._threads)
+
+
 class ServedModel(Reloadable):
     """The current model of an export, replaced by `reload`. A context manager that closes itself.
 
@@ -106,8 +118,6 @@ class ServedModel(Reloadable):
     Safe from any thread. A request takes :attr:`now` once, and so is answered by one version throughout.
     """
 
-    _made: Model  # of the last version that can be used
-
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -118,18 +128,15 @@ class ServedModel(Reloadable):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._threads = threads
+        self._maker = _Maker(threads)
         self._export = Export(
             open_dir(directory, storage_options),
             threads=threads,
             verify=verify,
             cache=Cache(cache),
-            check=self._make,
+            check=self._maker,
         )
-        self._now = self._made
-
-    def _make(self, version: ExportVersion) -> None:
-        self._made = make_model(version, self._threads)
+        self._now = self._maker.made
 
     @property
     def now(self) -> Model:
@@ -161,7 +168,7 @@ class ServedModel(Reloadable):
             except Exception as error:
                 self._has_failed(f"version {before.version} is", error)
                 raise
-            self._now = self._made
+            self._now = self._maker.made
             self.changed()
             self._has_reloaded("version %d replaces version %d", self._now.version, before.version)
             return True

@@ -93,11 +93,6 @@ class ExportStore(SingleProcessStore):
             )
         return _ExportShard(table)
 
-    @property
-    def clock(self) -> int:
-        """Always 0."""
-        return 0
-
     def tick(self) -> None:
         """Refuse."""
         _refuse()

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar
@@ -170,6 +170,10 @@ class Store(StoreFiles):
         ShoalError
             A push failed whose future was dropped without waiting.
         """
+
+    def _clock_reader(self) -> Callable[[], int]:
+        """Return what tables read the clock by."""
+        return lambda: self.clock
 
     @property
     def counted_clock(self) -> int:
@@ -432,7 +436,7 @@ class Store(StoreFiles):
 
     def _add(self, spec: TableSpec, reader: ShardReader) -> Table:
         table = self._tables[spec.name] = Table(
-            spec, reader, self._slots, self._workers, self._rwlock, lambda: self.clock
+            spec, reader, self._slots, self._workers, self._rwlock, self._clock_reader()
         )
         return table
 

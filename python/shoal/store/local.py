@@ -53,8 +53,28 @@ def local(*, threads: int | None = None, slots: int = 1024, memory: int | str | 
     return LocalStore(threads=threads, slots=slots, memory=memory)
 
 
+class _Clock:
+    """The clock of a store; its tables read it without holding the store, whose memory is free once it is dropped."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
 class SingleProcessStore(Store):
     """A store whose only worker is this process."""
+
+    def __init__(self, *, threads: int | None, slots: int) -> None:
+        super().__init__(threads=threads, slots=slots)
+        self._clock = _Clock()
+
+    @property
+    def clock(self) -> int:
+        """Number of ticks so far."""
+        return self._clock.now
+
+    def _clock_reader(self) -> Callable[[], int]:
+        clock = self._clock
+        return lambda: clock.now
 
     @property
     def rank(self) -> int:
@@ -90,7 +110,6 @@ class LocalStore(SingleProcessStore):
         self._memory = None if memory is None else memory_bytes(memory)
         self._budget = None if self._memory is None else make_budget(self._memory, self._slots)
         self._storages: dict[str, Tiered] = {}
-        self._clock = 0
 
     def __repr__(self) -> str:
         return f"LocalStore(threads={self.threads}, slots={self._slots}, tables={list(self._tables)})"
@@ -100,15 +119,10 @@ class LocalStore(SingleProcessStore):
         """Bytes that the tables may use; None: no bound."""
         return self._memory
 
-    @property
-    def clock(self) -> int:
-        """Number of ticks so far."""
-        return self._clock
-
     def tick(self) -> None:
         """Increment the clock: every push is applied when it returns."""
         with self._locked():
-            self._clock += 1
+            self._clock.now += 1
 
     def _take_splits(self, count: int, digest: str, reissue: float) -> Iterator[int]:
         for number in range(count):
@@ -200,9 +214,9 @@ class LocalStore(SingleProcessStore):
                 for spec, shard, kind in shards:
                     if kind == "delta" and (base is None or shard.base() != base.digest):
                         raise unknown_base(spec.name, base)
-                return [TableSnapshot(*one) for one in held.enter_context(snapshots(shards, self._clock))]
+                return [TableSnapshot(*one) for one in held.enter_context(snapshots(shards, self.clock))]
 
-            yield LocalSnapshotSet(self._rwlock.shared(take), self._slots, self.threads, self._clock)
+            yield LocalSnapshotSet(self._rwlock.shared(take), self._slots, self.threads, self.clock)
 
     @contextmanager
     def _to_export(self, tables: list[Table], *, track: bool) -> Iterator[ExportTables]:
@@ -211,7 +225,7 @@ class LocalStore(SingleProcessStore):
             yield _TrackedTables(shards, self._slots, track)
 
     def _load(self, chain: Chain, *, track: bool, progress: bool) -> None:
-        loaded = load_checkpoint(chain, self._make_shard, self.threads, clock=self._clock, progress=progress)
+        loaded = load_checkpoint(chain, self._make_shard, self.threads, clock=self.clock, progress=progress)
         if track:
             for _, shard in loaded:
                 shard.track(chain[-1].digest)

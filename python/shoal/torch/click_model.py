@@ -210,6 +210,7 @@ class ClickModel(SavedClickModel):
         )
         with contextlib.closing(cast("Generator[tuple[Batch, Inputs]]", iter(pipeline))) as ready:
             yield from ready
+        self._pipeline = None  # it has nothing ahead, and keeps the model
         self._shared_rows = None  # later passes have the same examples
 
     def _prepare_ahead(self, batch: Batch) -> tuple[Batch, Inputs]:
@@ -388,6 +389,7 @@ class ClickModel(SavedClickModel):
 
     def leave(self) -> None:
         """Close the connections that `join` made."""
+        self._pipeline = None
         self._dense.close()
 
     def step_without_batch(self) -> bool:
