@@ -32,8 +32,9 @@ from shoal import Batch
 from shoal.metrics import auc
 from shoal.models.features import Features
 from shoal.models.preprocessing import take
+from shoal.torch import models
 from shoal.torch.inputs import Inputs, Items
-from shoal.torch.models import MODELS, Maker
+from shoal.torch.models import Maker
 
 ENOUGH = 100_000  # training examples in a search, and a quarter of them for validation
 MANY = 200_000  # examples, from which on batches have 1024 examples, otherwise 512
@@ -59,6 +60,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "autoint": {"dim": DIM, "hidden": (64, 32), "layers": 2, "width": 16},
     "din": {"dim": DIM, "hidden": (64, 32), "attention": (32, 16)},
 }
+MODELS = {name: models.MODELS[name] for name in SHAPES}  # that were searched for: twins.json
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Every benchmark runs, at a small size: each checks its own results, and none of its figures is looked at here."""
 
+import importlib
+import json
 import os
 import shlex
 import shutil
@@ -96,6 +98,16 @@ PACKAGES = {
 
 def test_every_benchmark_has_a_small_size_or_a_reason_for_none():
     assert sorted([*SMALL, *ELSEWHERE]) == sorted(one.stem[6:] for one in BENCH.glob("bench_*.py"))
+
+
+@pytest.mark.slow
+def test_models_that_are_trained_twice_have_settings(monkeypatch):
+    pytest.importorskip("torch", reason="click models are torch modules")
+    monkeypatch.syspath_prepend(BENCH)
+    quality = importlib.import_module("bench_ctr_quality")
+    settings = json.loads(quality.SETTINGS.read_text())
+    for task in quality.tasks_of(quality.NAMES, quality.MODELS, quality.RULES):
+        assert settings[task.name][task.model][task.rule]
 
 
 @pytest.mark.long
