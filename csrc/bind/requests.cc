@@ -3,6 +3,7 @@
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -78,7 +79,7 @@ class RequestsBinding final : private client::Submitter {
     pushed_.clear();
     clock_ = clock + 1;
     std::ranges::sort(sorted);
-    sorted.erase(std::ranges::unique(sorted).begin(), sorted.end());
+    sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
     return handle(requests_.tick(clock, std::move(sorted), now, deadline, traced), py::none(), on_done);
   }
 

@@ -351,8 +351,7 @@ void RowCache::read(std::span<const std::uint64_t> hashes, std::uint32_t clocks,
   stats_.fetched += rest.fetched.size();
   stats_.joined += rest.joined.size();
   std::ranges::sort(rest.readers);
-  const auto repeated = std::ranges::unique(rest.readers);
-  rest.readers.erase(repeated.begin(), repeated.end());
+  rest.readers.erase(std::unique(rest.readers.begin(), rest.readers.end()), rest.readers.end());
 }
 
 void RowCache::fill(std::span<const std::uint64_t> hashes, std::uint32_t reader, std::uint32_t clocks,

@@ -270,7 +270,7 @@ void Requests::refuse(Part& refused_part, const wire::Decoded& reply, Seconds no
     }
   }
   std::ranges::sort(slots);
-  slots.erase(std::ranges::unique(slots).begin(), slots.end());
+  slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
   std::vector<Misrouted> runs{{call.get(), part->first_slot, part->end_slot, part->pauses}};
   const Keyed* const keyed = call->keyed();
   if (call->sequence != 0 && keyed != nullptr && !slots.empty()) {
@@ -367,7 +367,8 @@ void Requests::set_map(SlotMap map, Seconds now) {
       }
     }
     if (everywhere) {
-      std::erase_if(refused, [&](const Misrouted& run) { return run.call == call.get(); });
+      std::erase_if(refused,
+                    [moved_call = call.get()](const Misrouted& run) { return run.call == moved_call; });
       refused.push_back({call.get(), 0, map_.slots(), 0});
       call->misrouted_ = 1;
       call->answers.clear();

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <optional>
-#include <ranges>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -295,7 +295,7 @@ std::optional<LabelledBins> count_labelled(std::span<const double> margins, std:
     found[part] = counted;
   });
   Found total = found.front();
-  for (const Found& part_found : found | std::views::drop(1)) {
+  for (const Found& part_found : std::span(found).subspan(1)) {
     total = {
         {std::min(total.bins.first, part_found.bins.first), std::max(total.bins.last, part_found.bins.last)},
         total.positive + part_found.positive,

@@ -23,7 +23,7 @@ SHOAL_CLONES std::uint32_t greatest(std::span<const std::uint32_t> numbers) noex
 
 void check_examples(const Examples& examples, std::size_t keys) {
   const auto& [indptr, columns, values, bias, below] = examples;
-  const auto entries = [&columns] { return std::to_string(columns.size()); };
+  const auto entries = [&examples] { return std::to_string(examples.columns.size()); };
   SHOAL_CHECK(!indptr.empty() && indptr.front() == 0, "indptr must begin with 0");
   const auto fall = std::adjacent_find(indptr.begin(), indptr.end(), std::greater<>());
   SHOAL_CHECK(fall == indptr.end(), "indptr falls at position " + std::to_string(fall - indptr.begin() + 1) +
