@@ -9,6 +9,8 @@
 // Most texts are their own: a look at their ends decides it. A cell is at [p, p + n), and the bytes up to
 // `end` may be read.
 //
+//   S1  A text that is not its own has 19 bytes or more, begins with T or F, or holds a point or a sign.
+//
 // Threads: functions of their arguments; a MissingTexts is immutable once made.
 
 #pragma once
@@ -123,8 +125,7 @@ class MissingTexts {
  public:
   // What a cell that begins with a byte may be.
   static constexpr std::uint8_t kMissing = 1;  // one of the texts
-  static constexpr std::uint8_t kOdd =
-      2;  // of another spelling without a point or a plus sign: True, False, -0
+  static constexpr std::uint8_t kOdd = 2;      // of another spelling without a point or a sign: True, False
 
   MissingTexts() = default;
   explicit MissingTexts(const std::vector<std::string>& texts);
@@ -141,7 +142,7 @@ class MissingTexts {
  private:
   static constexpr auto kNone = [] {
     std::array<std::uint8_t, 256> firsts{};
-    firsts['T'] = firsts['F'] = firsts['-'] = kOdd;
+    firsts['T'] = firsts['F'] = kOdd;
     return firsts;
   }();
 

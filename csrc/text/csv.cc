@@ -29,7 +29,7 @@ struct Parse {
   Target& out;
   std::uint8_t* unquoted;
   bool is_scanned;  // no column is a list or a vector
-  bool pointed;     // whether the lines of the scan hold a point or a plus sign
+  bool is_spelled;  // whether the lines of the scan hold a point or a sign: cell.h, S1
   ScannedLines lines;
 };
 
@@ -278,7 +278,7 @@ bool read_scanned_row(const Parse& parse, Columns columns, Cursor p, const std::
   const MissingTexts& missing = parse.columns.missing;
   const bool keeps_empty = !missing.has_empty();
   const bool origins = has_origins(out);
-  const bool pointed = parse.pointed;
+  const bool is_spelled = parse.is_spelled;
   std::uint64_t* const keys = out.keys.data() + out.nnz;
   float* const values = out.values.empty() ? nullptr : out.values.data() + out.nnz;
   const Cursor text = parse.lines.text();
@@ -318,7 +318,7 @@ bool read_scanned_row(const Parse& parse, Columns columns, Cursor p, const std::
       }
       keys[count] = column.seed;
     } else if (((size >= 19) | ((first & MissingTexts::kOdd) != 0)) ||
-               (pointed && ends_oddly(load4(begin + size - 4)))) [[unlikely]] {
+               (is_spelled && may_be_respelled(begin, size))) [[unlikely]] {
       keys[count] = unscrambled_cell_key(column.seed, begin, size, end);
     } else {
       keys[count] = unscrambled_separated(column.seed, begin, size + 1, end);
@@ -342,15 +342,15 @@ bool read_scanned(Parse& parse, Cursor p) noexcept {
   if (!parse.is_scanned || parse.out.keys.size() - parse.out.nnz < columns.all.size()) {
     return false;
   }
-  // The four bytes before the end of a cell are read.
-  if (is_blank_line(p) || p - parse.block.begin < 4) {
+  if (is_blank_line(p)) {
     return false;
   }
   const std::uint16_t* stops = nullptr;
   const std::size_t cells = parse.lines.cells_at(p, parse.block.end, stops);
   if (parse.lines.is_first()) {
     const std::size_t size = parse.lines.size();
-    parse.pointed = std::memchr(p, '.', size) != nullptr || std::memchr(p, '+', size) != nullptr;
+    const auto holds = [&](char byte) { return std::memchr(p, byte, size) != nullptr; };
+    parse.is_spelled = holds('.') || holds('+') || holds('-');
   }
   if (cells == columns.all.size()) {
     return read_scanned_row(parse, columns.all, p, stops);
@@ -401,7 +401,7 @@ Stop parse_csv(std::span<const std::uint8_t> text, std::size_t start, Target& ou
               .out = out,
               .unquoted = scratch.data(),
               .is_scanned = !has_several(columns.all),
-              .pointed = false,
+              .is_spelled = false,
               .lines = ScannedLines(columns.separator)};
   return walk(parse.block, start, out, skip, [&](Cursor& cursor) { return read_line(parse, cursor); });
 }

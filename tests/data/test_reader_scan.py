@@ -27,6 +27,11 @@ MALFORMED = [b"x", b"5.0", b"1 ", b"-", b"1-", b":", b"/", b"12a", b"a123", b"1\
 NUMBERS = [b"", b"NA", b"0", b"42", b"9999", b"10000", b"0.5", b"-3.25", b"1e3", b" 7 ", b"3.14159", b"1" * 20, b"007"]
 NO_NUMBERS = [b"x", b"1e39", b"5:", b"-", b"1 2", b"0x1", b"\xb1", b"1\r", b'""', b"."]
 TEXTS = [b"", b"NA", b"a", b"68fd1e64", b"123456789", b'"q"', b'"a,b"', b'"a""b"', b'x"y', b" a ", b"a\r", b"NAN"]
+# Those that have another text in a key, and some that look as if.
+SPELLED = (
+    b"1e-05 -2e-07 0e-00 1.5e-07 1e+13 -0 -0.0 17.0 0.10 100 True FALSE a-05 2024-05-01T12:00:00Z 2024-05-01".split()
+)
+SPELLED += b"12:00:00.50 12:00:00.500 12:00:00.000 12:00:00".split()
 NO_TEXTS = [b'"', b'"x', b'"x"y', b"x,y"]
 LETTERS = bytes(set(range(256)) - {9, 10})
 
@@ -77,6 +82,18 @@ def csv_line(rng: random.Random, kinds: str) -> bytes:
     if rng.random() < 0.05:
         cells = cells[:-1] if rng.random() < 0.5 else [*cells, b"x"]
     return b",".join(cells)
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_a_cell_has_one_key_wherever_it_is_in_a_text(spelled):
+    compare(csv_twin("cl"), (spelled + b",1\n") * 20)
+
+
+@pytest.mark.slow
+@given(spelled=st.text("0123456789.+-e: TFalseZ", max_size=26), lines=st.integers(1, 20), beside=st.sampled_from("a.-"))
+def test_random_spellings_come_to_what_the_slow_parser_says(spelled, lines, beside):
+    cells = [spelled, beside, spelled, "1"]
+    compare(csv_twin("cccl"), b"\n".join([",".join(cells).encode(), b"a,b,c,0"] * lines))
 
 
 @pytest.mark.slow
