@@ -22,6 +22,7 @@ from pathlib import Path
 from sim.scenarios import SCENARIOS, find_violations, prepare
 
 CHUNK = 5  # runs of one task
+TASKS = 100  # of a process: what a run's unfinished calls hold is given back with it
 PROGRESS_SECONDS = 10
 
 
@@ -88,7 +89,7 @@ def main(arguments=None):
     began = reported = time.monotonic()
     faults, failed = Counter(), 0
     traces = []
-    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(given.jobs, maxtasksperchild=TASKS) as pool:
         for some, happened, failures in pool.imap_unordered(run_some, tasks):
             traces += some
             faults.update(happened)
