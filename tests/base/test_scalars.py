@@ -128,6 +128,10 @@ def table(**how):
         store.table("t", **how)
 
 
+def test_a_buffer_to_shuffle_in_may_be_larger_than_any_data():
+    fitted(shuffle=10**30)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -158,6 +162,8 @@ def table(**how):
         (lambda: shoal.SGD(lr=True), "lr is True: pass a number"),
         (lambda: shoal.Normal(0.1, seed=1.0), "seed is 1.0: pass a whole number"),
         (lambda: shoal.MaxRows(10.5), "rows is 10.5: pass a whole number"),
+        (lambda: shoal.load(b"model"), "b'model' is not a path: pass a str or a Path"),
+        (lambda: shoal.LogisticRegression().save(None), "None is not a path: pass a str or a Path"),
         (lambda: whole("ahead", "9" * 200, 1), "ahead is '" + "9" * 79 + ": pass a whole number, 1 or more"),
     ],
 )

@@ -65,6 +65,8 @@ def test_a_server_needs_neither_ray_train_nor_ray_data():
         ({"servers": 2, "replicas": 1, "spares": -1}, "spares=-1 and replicas=1"),
         ({"placement": "ROUND"}, "placement is one of PACK, SPREAD"),
         ({"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
+        ({"heartbeat": float("nan")}, "heartbeat must be a number of seconds above 0, got nan"),
+        ({"slots": -1}, "slots must be a power of two from 2 to 16384, got -1"),
         ({"resources_per_server": {}}, "resources_per_server has no amounts above 0"),
         ({"resources_per_server": {"CPU": -1}}, "resources_per_server has no amounts above 0"),
         ({"curve": "keys", "insecure": True}, "contradict each other"),

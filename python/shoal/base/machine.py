@@ -26,7 +26,9 @@ def temporary_root() -> str:
 
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return a local path, with ``~`` expanded to the home directory."""
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(text, str):
+        raise TypeError(f"{path!r:.80} is not a path: pass a str or a Path")
     if "://" in text:
         raise ValueError(f"{text} is a URL, and this is read and written on this machine only: pass a local path")
     return Path(os.path.expanduser(checked_name(text)))

@@ -18,6 +18,7 @@ import numpy as np
 
 from shoal import _core
 from shoal.base.decoders import json_decoder
+from shoal.base.defaults import SLOTS
 from shoal.base.progress import rows_bar
 from shoal.checkpoint.format import (
     EMPTY,
@@ -114,7 +115,7 @@ def _read(storage_dir: StorageDir, missing: str, what: str | None = None) -> Cha
                 f"{path} is not a checkpoint of version {VERSIONS[0]} to {VERSIONS[-1]}: load it with a newer shoal"
             )
         manifest = _manifest.decode(body)
-        if manifest.slots not in {1 << bits for bits in range(1, 15)}:
+        if manifest.slots not in SLOTS:
             raise ValueError(f"{manifest.slots} slots: the number is not a power of two from 2 to 16384")
         check_table_count(len(manifest.tables))
         if len({table.name for table in manifest.tables}) != len(manifest.tables):

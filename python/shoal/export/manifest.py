@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shoal import _core
 from shoal.base.decoders import json_decoder
+from shoal.base.defaults import SLOTS
 from shoal.errors import CorruptionError, ShoalError, StorageError
 from shoal.storage.base import MAX_JSON_BYTES, StorageDir, StoragePath
 from shoal.storage.checksummed_json import UNREADABLE, decode_checksummed
@@ -223,7 +224,7 @@ def digest_of(body: bytes) -> str:
 
 def _check(manifest: Manifest) -> None:
     """Raise if a description refers to bytes outside of its files, before any file is opened or memory is allocated."""
-    if manifest.slots not in {1 << bits for bits in range(1, 15)}:
+    if manifest.slots not in SLOTS:
         raise ValueError(f"{manifest.slots} slots: the number is not a power of two from 2 to 16384")
     if manifest.number < 0:
         raise ValueError(f"a number of {manifest.number}")

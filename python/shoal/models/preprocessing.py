@@ -18,6 +18,7 @@ needed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -125,7 +126,7 @@ def shuffle_buffer(shuffle: bool | int) -> int:
     """Return the batches of the buffer, 0 for the order of the data."""
     if isinstance(shuffle, bool):
         return SHUFFLE_BATCHES if shuffle else 0
-    return whole("shuffle", shuffle, 0, "the number of batches to shuffle among, True for 16, or 0")
+    return min(whole("shuffle", shuffle, 0, "the number of batches to shuffle among, True for 16, or 0"), sys.maxsize)
 
 
 def examples_of(reader: Iterable[Batch]) -> Generator[Batch]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.base.defaults import SLOTS
 from shoal.base.scalars import make_plain
 from shoal.consistency import BSP, Consistency, as_consistency
 from shoal.storage.roots import StorageRoots
@@ -109,8 +110,11 @@ class ShoalConfig:
         if self.placement is not None and self.placement not in PLACEMENTS:
             raise ValueError(f"placement is one of {', '.join(PLACEMENTS)} or None, got {self.placement!r}")
         object.__setattr__(self, "consistency", as_consistency(self.consistency))
-        if not 0 < self.timeout < 1e9:
-            raise ValueError(f"timeout must be a number of seconds above 0, got {self.timeout!r}")
+        for name in ("heartbeat", "timeout"):
+            if not 0 < getattr(self, name) < 1e9:
+                raise ValueError(f"{name} must be a number of seconds above 0, got {getattr(self, name)!r}")
+        if self.slots not in SLOTS:
+            raise ValueError(f"slots must be a power of two from 2 to 16384, got {self.slots!r}")
         if not isinstance(self.resources_per_server, Mapping):
             raise TypeError(f'resources_per_server is {self.resources_per_server!r:.80}: pass a mapping, {{"CPU": 1}}')
         wrong = {name: amount for name, amount in self.resources_per_server.items() if not amount >= 0}
