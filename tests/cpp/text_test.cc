@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <memory>
+#include <random>
 #include <set>
 #include <span>
 #include <string>
@@ -235,6 +237,40 @@ std::vector<Example> examples() {
   };
 }
 
+// What random lines are made of: for each column some texts, malformed ones among them.
+struct Shape {
+  Parse parse;
+  char separator;
+  std::vector<std::vector<std::string>> columns;
+};
+
+std::vector<Shape> shapes() {
+  const std::vector<std::string> labels = {"1", "0", "-1", "1.0", "x"};
+  const std::vector<std::string> numbers = {"", "NA", "7", "12345", "0.5", "-3", "1e-05", " 8 ", "x"};
+  const std::vector<std::string> texts = {
+      "",         "NA",    "a",      "68fd1e64",    "longer than eight",
+      "17.0",     "1e-05", "-2e-07", "3e+12",       "-0",
+      "100",      "TRUE",  "False",  "12:00:00.50", "12:00:00.00",
+      "\"q,\"\"", "\"x",   "7e-1",   "a-05",        "2024-05-01T12:00:00Z"};
+  const std::vector<std::string> integers = {"",   "0", "7", "42", "255", "10000", "-5", "1234567890123",
+                                             "1.5"};
+  const std::vector<std::string> features = {"3:1", "7:0.5", "18446744073709551615:1e-3",
+                                             "",    "x",     "5:12345678.9"};
+  const std::vector<std::string> fielded = {"1:2:3", "4:5:0.5", "", "2:3", "18446744073709551615:1:1"};
+  const std::vector<std::string> words = {"|a",    "b", "b:2", "longer_than_eight", "|:3", "'q",
+                                          "z:1e2", "1", ""};
+  std::vector<std::vector<std::string>> criteo(40, texts);
+  criteo[0] = labels;
+  std::fill_n(criteo.begin() + 1, 13, integers);
+  return {{csv(kColumns), ',', {labels, numbers, texts, texts, {"1", "0.5", "2", "-1"}}},
+          {csv(csv_columns({kCategorical, kCategorical, kLabel})), ',', {texts, texts, labels}},
+          {csv(kListed), ',', {labels, {"a|b", "", "17.0|1e-05", "\"x|\""}, {"1|2.5", "1", "", "1|x"}}},
+          {parse_libsvm, ' ', {labels, features, features, features}},
+          {parse_libffm, ' ', {labels, fielded, fielded, fielded}},
+          {parse_vw, ' ', {labels, words, words, words, words}},
+          {kCriteo, '\t', criteo}};
+}
+
 }  // namespace
 
 TEST(every_fault_has_its_own_text) {
@@ -460,6 +496,42 @@ TEST(a_block_that_ends_anywhere_is_read_to_its_end_and_no_further) {
       }
     }
   }
+}
+
+TEST(a_line_has_the_same_row_wherever_it_is_in_a_block) {
+  std::mt19937_64 random(5);
+  const auto rows = [](const Parse& parse, std::string_view text) {
+    const Exact block(text);
+    Arrays arrays(20, text.size() + 20 * 40);
+    CHECK_EQ(parse(block.view(), 0, arrays.target, true).end, text.size());
+    return rows_of(arrays, block.view());
+  };
+  std::size_t found = 0;
+  for (const Shape& shape : shapes()) {
+    for (int round = 0; round < check::rounds(600); ++round) {
+      // Few texts in a block: what is done for it as a whole depends on what it does not hold.
+      std::vector<std::vector<std::string>> columns = shape.columns;
+      for (std::vector<std::string>& texts : columns) {
+        std::shuffle(texts.begin(), texts.end(), random);
+        texts.resize(1 + random() % std::min<std::size_t>(texts.size(), 3));
+      }
+      std::string text;
+      Rows alone;
+      for (int i = 0; i < 20; ++i) {
+        std::string line;
+        for (const std::vector<std::string>& texts : columns) {
+          line.append(line.empty() ? "" : std::string(1, shape.separator))
+              .append(texts[random() % texts.size()]);
+        }
+        line.append(random() % 8 == 0 ? "\r\n" : "\n");
+        text += line;
+        std::ranges::move(rows(shape.parse, line), std::back_inserter(alone));
+      }
+      found += alone.size();
+      CHECK(rows(shape.parse, text) == alone);
+    }
+  }
+  CHECK(found > 0);
 }
 
 TEST(equal_values_have_equal_texts_and_keys) {
