@@ -10,6 +10,12 @@
 
 namespace shoal {
 
+namespace {
+
+constexpr std::uint32_t kMostTicks = 1U << 16U;  // of a worker that is dismissed, far more than it can lack
+
+}  // namespace
+
 Arc::Arc(Slots slots, std::size_t first, std::size_t end)
     : slots_(slots), first_(first), end_(end), jobs_({first, end}), offsets_(end - first + 1) {}
 
@@ -152,8 +158,11 @@ ArcResult Arc::execute(const Dismiss& order) {
   const std::uint32_t known = jobs_.incarnation({.job = order.job, .rank = rank});
   if (known != 0 && known <= order.incarnation) {
     // A client ends a clock when every endpoint has ended the previous one, so this is at most one tick. A
-    // client that behaves otherwise has only its last tick's tables.
-    while (workers[rank].incarnation == order.incarnation && left->clocks.clock(rank) < order.clock) {
+    // client that behaves otherwise has only its last tick's tables. No scheduler asks for more than kMostTicks:
+    // an order that does keeps no server busy, and makes no step for each.
+    const std::uint64_t most = std::uint64_t{left->clocks.clock(rank)} + kMostTicks;
+    while (workers[rank].incarnation == order.incarnation &&
+           left->clocks.clock(rank) < std::min<std::uint64_t>(order.clock, most)) {
       tick(*left, rank,
            left->clocks.clock(rank) + 1 == order.clock ? std::span<const std::uint32_t>(order.tables)
                                                        : std::span<const std::uint32_t>());

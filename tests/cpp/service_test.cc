@@ -14,6 +14,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -936,6 +937,18 @@ void copy_arcs(Service& service, const std::vector<SlotRange>& arcs) {
 }
 
 }  // namespace
+
+TEST(a_worker_that_an_order_dismisses_at_a_clock_out_of_reach_keeps_nobody_busy) {
+  for (const Mode mode : {Mode::kBsp, Mode::kSsp, Mode::kAsp}) {
+    Service service(Slots(64), {{0, 64}});
+    start_job(service, 1, mode, 2, false);
+    admit(service, 0, 1, 3);
+    const std::uint32_t ended =
+        dismiss(service, 0, 1, {.clock = std::numeric_limits<std::uint32_t>::max(), .tables = {}});
+    CHECK(ended > 3 && ended < 1U << 20U);
+    CHECK_EQ(dismiss(service, 0, 1), ended);
+  }
+}
 
 TEST(jobs_have_clocks_of_their_own_and_share_rows) {
   const std::vector<SlotRange> arcs{{0, 4}, {4, 8}};
