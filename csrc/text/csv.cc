@@ -339,10 +339,7 @@ bool read_scanned_row(const Parse& parse, Columns columns, Cursor p, const std::
 // Reads a line by the ends of its cells: false if it is to be read in the other way.
 bool read_scanned(Parse& parse, Cursor p) noexcept {
   const CsvColumns& columns = parse.columns;
-  if (!parse.is_scanned || parse.out.keys.size() - parse.out.nnz < columns.all.size()) {
-    return false;
-  }
-  if (is_blank_line(p)) {
+  if (!parse.is_scanned || is_blank_line(p) || parse.out.keys.size() - parse.out.nnz < columns.all.size()) {
     return false;
   }
   const std::uint16_t* stops = nullptr;

@@ -15,7 +15,8 @@ Threads: configurations are immutable.
 
 from typing import Annotated, Any, Literal
 
-from shoal.base.defaults import BATCH_SIZE, CLICK_BATCH_SIZE, MAX_WORKERS, SLOTS
+from shoal.base.defaults import BATCH_SIZE, CLICK_BATCH_SIZE, MAX_WORKERS
+from shoal.base.scalars import check_slots
 from shoal.base.settings import Config, Setting
 
 # ---- shared settings -------------------------------------------------------------------------------------------------
@@ -153,8 +154,7 @@ def check_cluster(config: ClusterConfig) -> None:
     """Raise a ValueError for settings that do not go together, or that no cluster can have."""
     if config.workers > MAX_WORKERS:
         raise ValueError(f"a job has {MAX_WORKERS} workers at most, got {config.workers}")
-    if config.slots not in SLOTS:
-        raise ValueError(f"slots must be a power of two from 2 to 16384, got {config.slots}")
+    check_slots(config.slots)
     if not config.replicas < config.servers:
         raise ValueError(
             f"replicas must be a number from 0 to {config.servers - 1}, since each copy is on another of the "

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from shoal.base.defaults import SLOTS
+
 _NUMBERS = {"int": "a whole number", "float": "a number", "bool": "True or False", "None": "None"}
 
 
@@ -49,6 +51,12 @@ def whole(name: str, value: Any, least: int = 0, what: str | None = None) -> int
     if number < least:
         raise ValueError(f"{name} is {number}: pass {what or f'{least} or more'}")
     return number
+
+
+def check_slots(slots: Any) -> None:
+    """Raise a ValueError if no store can have so many slots."""
+    if not isinstance(slots, int) or slots not in SLOTS:
+        raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots!r}")
 
 
 def period(seconds: Any) -> float:

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.base.defaults import SLOTS
-from shoal.base.scalars import make_plain
+from shoal.base.scalars import check_slots, make_plain
 from shoal.consistency import BSP, Consistency, as_consistency
 from shoal.storage.roots import StorageRoots
 
@@ -113,8 +112,7 @@ class ShoalConfig:
         for name in ("heartbeat", "timeout"):
             if not 0 < getattr(self, name) < 1e9:
                 raise ValueError(f"{name} must be a number of seconds above 0, got {getattr(self, name)!r}")
-        if self.slots not in SLOTS:
-            raise ValueError(f"slots must be a power of two from 2 to 16384, got {self.slots!r}")
+        check_slots(self.slots)
         if not isinstance(self.resources_per_server, Mapping):
             raise TypeError(f'resources_per_server is {self.resources_per_server!r:.80}: pass a mapping, {{"CPU": 1}}')
         wrong = {name: amount for name, amount in self.resources_per_server.items() if not amount >= 0}

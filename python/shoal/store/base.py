@@ -21,10 +21,9 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 import numpy as np
 
 from shoal import _core
-from shoal.base.defaults import SLOTS
 from shoal.base.dtypes import Dtype, dtype_name
 from shoal.base.machine import cores
-from shoal.base.scalars import plain, whole
+from shoal.base.scalars import check_slots, plain, whole
 from shoal.consistency import Consistency
 from shoal.errors import ClosedError
 from shoal.lifecycle import Admission, Expiry, SweepReport
@@ -76,8 +75,7 @@ class Store(StoreFiles):
         count, slots = cores() if threads is None else whole("threads", threads), plain(slots)
         if not 1 <= count <= 1024:
             raise ValueError(f"threads must be from 1 to 1024, got {threads!r}")
-        if not isinstance(slots, int) or slots not in SLOTS:
-            raise ValueError(f"slots must be a power of two from 2 to 16384, got {slots!r}")
+        check_slots(slots)
         self._slots = slots
         self._workers = _core.ThreadPool(count)
         self._rwlock = RwLock()
